@@ -1,0 +1,455 @@
+"""What the four scripts share: command line, models, prompts, problems, run folders, answer checking. Nothing about RL.
+
+Importing it needs no GPU and no network. Whatever a user can get wrong ends in `refuse`: one sentence, exit code 2.
+"""
+import argparse
+import hashlib
+import json
+import math
+import os
+import random
+import re
+import resource
+import subprocess
+import sys
+import time
+from fractions import Fraction
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.hf_argparser import HfArgumentParser
+
+
+def refuse(sentence):
+    """Stop with one clear sentence on stderr and exit code 2 (raises SystemExit)."""
+    print(f"error: {sentence}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def parse_config(Config, presets, argv=None):
+    """(cfg, state) from the command line: field defaults, then --preset or the run to --resume, then the other flags.
+
+    state is that run's checkpoint, or None. Settings that would make it another run may not change on resuming."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--preset", default="tiny")
+    first.add_argument("--resume", default="")
+    known, state, saved = first.parse_known_args(argv)[0], None, {}
+    if known.preset not in presets:
+        refuse(f"--preset {known.preset}: choose one of {', '.join(presets)}")
+    if known.resume:
+        state = load_checkpoint(known.resume)
+        with open(os.path.join(known.resume, "metrics.jsonl")) as f:
+            saved = json.loads(f.readline())["config"]
+    parser = HfArgumentParser(Config, allow_abbrev=False)
+    parser.set_defaults(**(saved or presets[known.preset]))
+    cfg = Config(**vars(parser.parse_args(argv)))
+    changed = [k for k, v in saved.items() if getattr(cfg, k) != v and k not in (
+        "resume", "out", "steps", "save_every", "eval_every")]
+    if changed:
+        refuse(f"--resume {known.resume}: {', '.join('--' + k for k in changed)} would make it another run")
+    if not cfg.device:
+        cfg.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not cfg.compute_dtype:
+        cfg.compute_dtype = "bfloat16" if cfg.device.startswith("cuda") else "float32"
+    for wrong, why in (
+            (cfg.group < 2, "--group must be at least 2: advantages compare the completions of one prompt"),
+            (min(cfg.prompts, cfg.max_new_tokens, cfg.max_rows, cfg.micro_tokens, cfg.inner_epochs) < 1,
+             "--prompts, --max_new_tokens, --max_rows, --micro_tokens and --inner_epochs must be at least 1"),
+            (not 1 <= cfg.minibatches <= cfg.prompts or cfg.prompts % cfg.minibatches,
+             f"--minibatches must divide --prompts ({cfg.prompts})"),
+            (cfg.temperature <= 0, "--temperature must be above 0; greedy completions of a prompt are all the same"),
+            (cfg.eval_temperature < 0 or not 0 < cfg.eval_top_p <= 1,
+             "--eval_temperature must be at least 0 and --eval_top_p in (0, 1]"),
+            (not cfg.ks or not 1 <= min(cfg.ks) <= max(cfg.ks) <= cfg.eval_samples,
+             f"--ks must lie in 1..--eval_samples ({cfg.eval_samples})")):
+        if wrong:
+            refuse(why)
+    if cfg.threads:
+        torch.set_num_threads(cfg.threads)
+    return cfg, state
+
+
+# --- models --------------------------------------------------------------------------------------------------------
+
+def load_model(name, device="cpu", dtype=torch.float32):
+    """A causal language model and its tokenizer, from a folder or a hub name, with every dropout set to zero.
+
+    Returns (model, tokenizer, eos_ids, num_ids): eos_ids is a LongTensor of all ids that end a completion;
+    only ids below num_ids may be sampled (the head of many models is padded beyond the tokenizer's last id).
+    """
+    if os.path.isdir(name):
+        files = os.listdir(name)
+        if not any(f.endswith((".safetensors", ".bin")) for f in files):
+            refuse(f"--model {name}: the folder holds no weights (*.safetensors)")
+        if not any(f in files for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+            refuse(f"--model {name}: the folder holds no tokenizer (tokenizer.json)")
+    try:
+        config = AutoConfig.from_pretrained(name)
+        for key, value in config.to_dict().items():            # layer checkpointing needs train(), which would drop out
+            if "drop" in key and isinstance(value, float):
+                setattr(config, key, 0.)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype).to(device).eval()
+    except (OSError, ValueError) as error:
+        refuse(f"--model {name}: cannot be loaded ({str(error).strip().splitlines()[0]})")
+    head = model.get_output_embeddings()
+    num_ids = min(head.weight.shape[0], 1 + max(tokenizer.get_vocab().values()))
+    # The scripts compute logits as head(hidden). Models that scale or cap them on the way must not pass silently.
+    ids = torch.tensor([[num_ids // 4, num_ids // 2, num_ids - 1]], device=device)
+    with torch.no_grad():
+        wanted = model(input_ids=ids, use_cache=False).logits
+        got = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    if (wanted - got).abs().max() > (1e-2 if dtype == torch.bfloat16 else 1e-4) * wanted.abs().max():
+        refuse(f"--model {name}: its logits are not head(hidden) ({config.model_type} scales or caps them); "
+               "pick a model that does not")
+    if hasattr(config, "hidden_size_per_layer_input"):
+        refuse(f"--model {name}: {config.model_type} has per-layer inputs, which an input embedding cannot replace")
+    eos = {tokenizer.eos_token_id}
+    for source in (config, getattr(model, "generation_config", None) or GenerationConfig()):
+        ids = source.eos_token_id
+        eos |= set(ids if isinstance(ids, (list, tuple)) else [ids])
+    eos_ids = sorted(i for i in eos if i is not None and i < num_ids)
+    if not eos_ids:
+        refuse(f"--model {name}: neither the model nor the tokenizer names an end-of-sequence token")
+    return model, tokenizer, torch.tensor(eos_ids, device=device), num_ids
+
+
+class GrowingLayer(DynamicLayer):
+    """A cache layer that doubles its buffer instead of concatenating at every token: twice as fast at 400 tokens."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.buffers = [key_states[:, :, :0], value_states[:, :, :0]]
+        length = self.get_seq_length()
+        end = length + key_states.shape[2]
+        for i, new in enumerate((key_states, value_states)):
+            if end > self.buffers[i].shape[2]:
+                bigger = new.new_empty(*new.shape[:2], max(2 * length, end + 16), new.shape[3])
+                bigger[:, :, :length] = self.buffers[i][:, :, :length]
+                self.buffers[i] = bigger
+            self.buffers[i][:, :, length:end] = new
+        self.keys, self.values = (b[:, :, :end] for b in self.buffers)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices):
+        length = self.get_seq_length()
+        self.buffers = [b.index_select(0, indices) for b in self.buffers]
+        self.keys, self.values = (b[:, :, :length] for b in self.buffers)
+
+
+def has_sliding_layers(config):
+    """Whether any layer attends to a window only: then the decode mask must be left to transformers."""
+    config = config.get_text_config()
+    types = getattr(config, "layer_types", None)
+    return any("full" not in t for t in types) if types else getattr(config, "sliding_window", None) is not None
+
+
+def new_cache(config):
+    return DynamicCache() if has_sliding_layers(config) else Cache(layer_class_to_replicate=GrowingLayer)
+
+
+def memory_estimate(model, cfg, length):
+    """GiB a run will need, by part; activations are a rough count for a decoder without layer checkpointing."""
+    config, n = model.config.get_text_config(), sum(p.numel() for p in model.parameters())
+    half = 2 if cfg.compute_dtype == "bfloat16" else 4
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    rows = min(cfg.max_rows, max(cfg.prompts * cfg.group, cfg.eval_problems * cfg.eval_samples))
+    parts = dict(weights=4 * n, gradients=4 * n, adam=8 * n, copy=2 * n * (half == 2), reference=4 * n * (cfg.kl_coef > 0),
+                 cache=2 * config.num_hidden_layers * heads * dim * half * rows * length,
+                 activations=17 * half * (2 if cfg.grad_checkpoint else config.num_hidden_layers) * config.hidden_size
+                 * max(cfg.micro_tokens, length))
+    return {k: v / 2 ** 30 for k, v in parts.items() if v}
+
+
+# --- prompts and problems ------------------------------------------------------------------------------------------
+
+def encode_prompt(tokenizer, question, prompt_format="{question}", system="", chat_template="auto"):
+    """Token ids of a question as the model sees it, with exactly one BOS where the model has one.
+
+    chat_template: "auto" uses the tokenizer's template if it has one, "none" encodes the formatted text as it is.
+    """
+    text = prompt_format.format(question=question)
+    if chat_template == "none" or not tokenizer.chat_template:
+        return tokenizer((system + "\n\n" if system else "") + text).input_ids
+    turns = [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": text}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False).input_ids      # the template has written the BOS itself
+
+
+def encode_problems(cfg, model, tokenizer, sets):
+    """Give every problem of the [(name, problems), …] its "prompt", a list of ids; drop and count those too long.
+
+    All sets but the first, the training problems, are cut to cfg.eval_problems."""
+    kept, room = [], getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    limit = min(cfg.max_prompt_tokens, room - cfg.max_new_tokens)
+    if limit < 1:
+        refuse(f"--max_new_tokens {cfg.max_new_tokens} leaves no room for a prompt: the model has {room} positions")
+    for name, problems in sets:
+        for p in problems[:cfg.eval_problems] if kept else problems:
+            try:
+                p["prompt"] = encode_prompt(tokenizer, p["question"], cfg.prompt_format, cfg.system, cfg.chat_template)
+            except (KeyError, IndexError, ValueError) as error:
+                refuse(f"--prompt_format {cfg.prompt_format!r}: write {{question}}, and double other braces ({error!r})")
+        fit = [p for p in problems if 0 < len(p.get("prompt", ())) <= limit]
+        lost = sum("prompt" in p for p in problems) - len(fit)
+        if lost:
+            print(f"{name}: {lost} prompts longer than {limit} tokens dropped")
+        if not fit:
+            refuse(f"{name}: no prompt has at most {limit} tokens; raise --max_prompt_tokens")
+        kept.append((name, fit))
+    return kept
+
+
+def decode(tokenizer, tokens, lengths):
+    """The text of each completion: tokens (N, T), lengths (N,) -> N strings, special tokens left out."""
+    rows = [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist())]
+    return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def load_problems(path):
+    """A list of {"id", "question", "answer", "rephrasings"}; answer is a string or a list of accepted strings.
+
+    path: a file of JSON lines, a file with one JSON array, or a hub data set as owner/name[:config[:split]] (read
+    with the optional package `datasets`). The first bad line stops the program with file, line and reason.
+    """
+    if os.path.exists(path) or path.endswith((".json", ".jsonl")):
+        records = read_json_lines(path)
+    else:
+        records = enumerate(read_hub(path), 1)
+    problems = [read_problem(record, f"{path}, line {line}") for line, record in records]
+    if not problems:
+        refuse(f"{path}: the file is empty")
+    return problems
+
+
+def read_json_lines(path):
+    try:
+        with open(path, encoding="utf-8-sig") as f:
+            text = f.read()
+    except (OSError, UnicodeDecodeError) as error:
+        refuse(f"{path}: cannot be read ({error})")
+    if text.lstrip().startswith("["):
+        try:
+            return list(enumerate(json.loads(text), 1))
+        except json.JSONDecodeError as error:
+            refuse(f"{path}, line {error.lineno}: not JSON ({error.msg})")
+    records = []
+    for line, record in enumerate(text.split("\n"), 1):
+        if record.strip():
+            try:
+                records.append((line, json.loads(record)))
+            except json.JSONDecodeError as error:
+                refuse(f"{path}, line {line}: not JSON ({error.msg})")
+    return records
+
+
+def read_hub(path):
+    name, config, split = (path.split(":") + ["", ""])[:3]
+    try:
+        import datasets
+    except ImportError:
+        refuse(f"{path}: no such file; to read it as a hub data set, pip install datasets")
+    try:
+        return datasets.load_dataset(name, config or None, split=split or "train")
+    except (OSError, ValueError) as error:          # missing, gated, no network: all of them subclass one of these
+        refuse(f"{path}: no such file, and no data set of that name could be read ({str(error).splitlines()[0]})")
+
+
+def read_problem(record, where):
+    """One problem, from the field names of the common public sets."""
+    if not isinstance(record, dict):
+        refuse(f"{where}: an object {{\"question\": …, \"answer\": …}} was expected")
+    question = next((record[k] for k in ("question", "problem", "prompt") if record.get(k)), None)
+    if isinstance(question, list):                  # chat turns: the last of the user's
+        question = next((t.get("content") for t in reversed(question) if t.get("role") == "user"), None)
+    if not isinstance(question, str) or not question.strip():
+        refuse(f"{where}: no question (a text in \"question\", \"problem\" or \"prompt\")")
+    gold = next((record[k] for k in ("answer", "final_answer", "solution") if record.get(k) not in (None, "", [])), None)
+    golds = [read_gold(g) for g in (gold if isinstance(gold, list) else [gold])]
+    if not all(golds):
+        refuse(f"{where}: no answer (a text, a number or a list of them in \"answer\", or a boxed one in \"solution\")")
+    rephrasings = record.get("rephrasings") or []
+    if not all(isinstance(r, dict) and str(r.get("text") or "").strip() for r in rephrasings):
+        refuse(f"{where}: a rephrasing without a text")
+    identity = str(record.get("id") or hashlib.sha256(question.encode()).hexdigest()[:12])
+    if record.get("choices"):
+        choices, letters = record["choices"], "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+        right = choices.index(golds[0]) if golds[0] in choices else letters.find(golds[0])
+        if not 0 <= right < len(choices) <= 26:
+            refuse(f"{where}: the answer is neither one of the choices nor the letter of one")
+        order = random.Random(identity).sample(range(len(choices)), len(choices))
+        question += "".join(f"\n({letters[i]}) {choices[j]}" for i, j in enumerate(order))
+        golds = [letters[order.index(right)]]
+    return dict(id=identity, question=question, answer=golds if isinstance(gold, list) else golds[0],
+                rephrasings=rephrasings)
+
+
+def read_gold(gold):
+    """The bare answer in a gold field: after GSM8K's ####, or in the last box of a worked solution."""
+    if isinstance(gold, bool) or not isinstance(gold, (str, int, float)):
+        return ""
+    gold = str(gold).strip()
+    if "####" in gold or "\\boxed" in gold:
+        return extract_answer(gold) or ""
+    return gold
+
+
+# --- a run: its random numbers, its order, its schedule, its folder ---------------------------------------------------
+
+def draws(seed, step, stream, shape):
+    """Uniforms for one purpose (stream) of one step: no generator to save, and no stream disturbs another."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed((seed * 2 ** 32 + step) * 8 + stream))
+
+
+def batch_of(problems, prompts, step, seed):
+    """The problems of step 1, 2, …: epoch after epoch, each in its own random order, none left out."""
+    places = [divmod(i, len(problems)) for i in range((step - 1) * prompts, step * prompts)]
+    order = {epoch: draws(seed, epoch, 4, len(problems)).argsort() for epoch, _ in places}
+    return [problems[order[epoch][i]] for epoch, i in places]
+
+
+def learning_rate(step, steps, lr, warmup, schedule):
+    """Of step 1..steps: linear warm-up, then constant, or linear or cosine towards 0."""
+    done = max(0, step - 1 - warmup) / max(1, steps - warmup)
+    decay = {"constant": 1, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[schedule]
+    return lr * min(1, step / (warmup + 1)) * decay
+
+
+def open_run(cfg, name, model, prompt):
+    """Print settings, first prompt and memory estimate; return the output folder, its metrics.jsonl begun.
+
+    A run that goes on has its logs cut back to the checkpoint."""
+    for key, value in vars(cfg).items():
+        print(f"{key:>18} {value}")
+    parts, needed = memory_estimate(model, cfg, cfg.max_prompt_tokens + cfg.max_new_tokens), 0
+    needed = sum(parts.values())
+    has = (torch.cuda.get_device_properties(cfg.device).total_memory if cfg.device.startswith("cuda")
+           else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 2 ** 30
+    print(f"memory: about {needed:.1f} of {has:.0f} GiB: " + ", ".join(f"{k} {v:.2f}" for k, v in parts.items()))
+    print(f"first prompt: {prompt!r}", flush=True)
+    if cfg.resume:
+        for file in ("metrics.jsonl", "samples.jsonl"):
+            cut_log(cfg.resume, file, load_checkpoint(cfg.resume)["step"])
+        return cfg.resume
+    out = cfg.out or os.path.join("out", f"{name}-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}")
+    if os.path.exists(os.path.join(out, "metrics.jsonl")):
+        refuse(f"--out {out}: holds another run; name another folder, or go on with --resume {out}")
+    os.makedirs(out, exist_ok=True)
+    write_line(out, "metrics.jsonl", kind="config", config=vars(cfg), prompt=prompt, **provenance(cfg.device))
+    return out
+
+
+def report(out, kind, step, **fields):
+    """One line of metrics.jsonl and one on the screen; tensors are reduced to their mean, None where empty."""
+    fields = {k: (v.float().mean().item() if v.numel() else None) if torch.is_tensor(v) else v for k, v in fields.items()}
+    write_line(out, "metrics.jsonl", kind=kind, step=step, **fields)
+    shown = [k for k in fields if "@" in k] if kind == "eval" else [
+        "reward", "dead", "length", "truncated", "logp_gap_max", "entropy", "grad_norm", "tokens_per_s"]
+    print(f"{kind} {step:4}  " + os.path.basename(fields.get("data", "")) + "  ".join(
+        f" {k} {fields[k]:.3g}" for k in shown if fields[k] is not None), flush=True)
+
+
+def peak_gib(device):
+    """Most memory this process has held so far, on the device it trains on."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2 ** 30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2 ** (30 if sys.platform == "darwin" else 20)
+
+
+def write_line(folder, name, **fields):
+    """Append one JSON object to folder/name."""
+    with open(os.path.join(folder, name), "a") as f:
+        f.write(json.dumps(fields) + "\n")
+
+
+def cut_log(folder, name, step):
+    """Drop the lines after `step`: what a killed run had written past its last checkpoint."""
+    path = os.path.join(folder, name)
+    if os.path.exists(path):
+        with open(path) as f:
+            lines = [json.loads(line) for line in f if line.endswith("\n")]
+        # the evaluation at `step` comes after the checkpoint and will be made again
+        lines = [r for r in lines if r.get("step", 0) < step + (r.get("kind") != "eval")]
+        with open(path, "w") as f:
+            f.writelines(json.dumps(r) + "\n" for r in lines)
+
+
+def save_checkpoint(folder, state):
+    """folder/state.pt, whole or not at all: written aside, synced, renamed."""
+    path = os.path.join(folder, "state.pt")
+    with open(path + ".tmp", "wb") as f:
+        torch.save(state, f)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(path + ".tmp", path)
+
+
+def load_checkpoint(folder):
+    path = os.path.join(folder, "state.pt")
+    if not os.path.exists(path):
+        refuse(f"--resume {folder}: there is no state.pt to go on from")
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def export_model(model, tokenizer, folder):
+    """folder/model, an ordinary Hugging Face folder, in the float32 the weights were trained in."""
+    model.save_pretrained(os.path.join(folder, "model"))
+    tokenizer.save_pretrained(os.path.join(folder, "model"))
+
+
+def provenance(device):
+    """Versions, git revision and device: the part of metrics.jsonl's first line that a config does not hold."""
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=os.path.dirname(os.path.abspath(__file__)),
+                         capture_output=True, text=True)
+    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else str(device)
+    return dict(git=git.stdout.strip(), device=name, threads=torch.get_num_threads(),
+                python=sys.version.split()[0], torch=torch.__version__, transformers=transformers.__version__)
+
+
+# --- answers -------------------------------------------------------------------------------------------------------
+
+def extract_answer(text):
+    """The final answer in a completion, or None: the last box after the last </think>, else what follows ####."""
+    text = text[-20_000:].rsplit("</think>", 1)[-1]
+    start = text.rfind("\\boxed{")
+    if start >= 0:
+        depth = 0
+        for i in range(start + 6, len(text)):
+            depth += (text[i] == "{") - (text[i] == "}")
+            if depth == 0:
+                return text[start + 7:i].strip() or None
+        return None                                     # the last box was never closed
+    found = re.search(r"####[ \t]*(\S[^\n]*)", text)
+    return found.group(1).strip() if found else None
+
+
+def answers_equal(pred, gold):
+    """Whether two bare answers are the same number, or the same text."""
+    pred, gold = (re.sub(r"\\[,!;]|\\?\$|\s|(?<=\d),(?=\d{3}\b)|\.$", "", a) for a in (pred, gold))
+    if pred == gold:
+        return pred != ""
+    number = r"[-+]?\d{1,40}(\.\d{1,40})?(/\d{1,40})?"
+    if not (re.fullmatch(number, pred) and re.fullmatch(number, gold)):
+        return False
+    values = []
+    for text in (pred, gold):
+        top, _, bottom = text.partition("/")
+        if bottom and int(bottom) == 0:
+            return False
+        values.append(Fraction(top) / int(bottom or 1))
+    return values[0] == values[1]
+
+
+def check_answer(completion, gold):
+    """Whether a completion's final answer is right; gold is a string or a list of accepted strings."""
+    pred = extract_answer(completion)
+    return pred is not None and any(answers_equal(pred, g) for g in ([gold] if isinstance(gold, str) else gold))
+
+
+def pass_at_k(n, c, k):
+    """Unbiased chance that at least one of k samples is right, given c right among n: 1 - C(n-c, k) / C(n, k)."""
+    return 1. - math.comb(n - c, k) / math.comb(n, k)

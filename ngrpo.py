@@ -1,0 +1,486 @@
+r"""N-GRPO: GRPO whose rollouts now and then feed the model a blend of neighbouring words (arXiv 2606.10768,
+not to be taken for NGRPO, another paper).
+
+GRPO learns only where the completions of a prompt differ in reward, and sampling is its only source of
+difference. N-GRPO perturbs the model's input as well: at a random tenth of the steps the token is the argmax, and
+what is read next is not its embedding but a mixture of it and its nearest neighbours in the embedding table,
+weighted by the policy's own logits. The mixture stays close to a real word, so the text stays sensible. The update
+scores the same completions under the same mixed inputs. All else is plain GRPO.
+
+At step t of a row, with logits z, temperature tau and the input embedding table E:
+    m_t ~ Bernoulli(rho)                           the gate, from its own random numbers           (3.3)
+    v*  = argmax z                                 the anchor; where m_t = 1 it is the token o_t   (6)
+    C   = v* and the K-1 tokens with the largest cos(E[u], E[v*])                                  (5, 7, 8)
+    a_c = exp(z_c / tau) / sum_{u in C} exp(z_u / tau)                                             (9)
+    next input: sum_{c in C} a_c E[c] where m_t = 1, else E[o_t], o_t ~ softmax(z / tau)           (10, 11)
+    A_i = (r_i - mean r) / (std r + 1e-6) over the G rows of a prompt                              (12)
+    J   = 1/G sum_i 1/|o_i| sum_t min(r A, clip(r, 1-eps, 1+eps) A) - beta KL,                     (13)
+          r = pi(o_t | h) / pi_old(o_t | h), h being the history with its mixed inputs rebuilt
+
+Three words in two dimensions; the argmax is word 0, its neighbour by cosine word 1, the blend leans to word 0:
+    >>> E, z = torch.tensor([[1., 0.], [.8, .6], [0., 1.]]), torch.tensor([[2., 1., 0.]])
+    >>> candidates = nearest(E, z.argmax(-1), 2)
+    >>> weight = z.gather(1, candidates).softmax(-1)
+    >>> candidates.tolist(), [round(w, 3) for w in weight[0].tolist()]
+    ([[0, 1]], [0.731, 0.269])
+    >>> [round(x, 3) for x in mix(torch.nn.Embedding.from_pretrained(E), candidates, weight)[0].tolist()]
+    [0.946, 0.161]
+
+Where paper and released code part or the paper is silent, and what this file does:
+    D1 the token of a mixed step is the anchor (Eq. 6); the release emits a sampled one (--mix_label sampled)
+    D2 weights by Eq. 9; the release takes a second softmax, of probabilities, and so blends far from any word
+    D3 one temperature samples, mixes and scores: .7 in the paper's table, 1 in the release
+    D4 neighbours in the input table, as the text has it; the release searches the output matrix
+    D5 neighbours are ids that may be sampled; the weights are constants, the gradient reaches the rows E[c]
+    D6 mixed steps stay in the loss (Eq. 13), though their token was not drawn: no true likelihood ratio there
+    D7 mean of row means (Eq. 13); the release averages over tokens (--aggregation token)
+    D8 clip .2 and k3 KL are the release's, the paper gives neither; std is unbiased; no dual clip
+    D9 mixing goes on after </think>; in the release it ends there
+    D10 pass@k is unbiased (Eq. 15); the published tables resample with replacement, which reads lower
+Left out: several GPUs, vLLM, LoRA, a value model, an entropy bonus.
+
+    python ngrpo.py                       a minute on a laptop CPU: held-out accuracy from .3 to .9
+    python ngrpo.py --mix_rate 0          the same run by plain GRPO
+    python ngrpo.py --preset one_gpu      a 1.5B model on one 80 GB GPU (`pip install datasets` for its data)
+"""
+import copy
+import os
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
+from tqdm import tqdm
+from transformers.hf_argparser import HfArg
+
+from common import (batch_of, check_answer, decode, draws, encode_problems, export_model, has_sliding_layers,
+                    learning_rate, load_model, load_problems, new_cache, open_run, parse_config, pass_at_k,
+                    peak_gib, refuse, report, save_checkpoint, write_line)
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+# Shapes: B prompts, G group, N = B*G rows, P prompt tokens, T completion tokens, D hidden, K candidates,
+# V ids that may be sampled (a head may be padded beyond the tokenizer's last).
+
+
+@dataclass
+class Config:
+    preset: str = HfArg(default="tiny", help="tiny (CPU demo), one_gpu or paper; any other flag overrides it")
+    model: str = HfArg(default=f"{HERE}/tiny/learner", help="folder or hub name of a causal language model")
+    data: str = HfArg(default=f"{HERE}/tiny/easy_train.jsonl", help="file, or hub owner/name:config:split")
+    eval_data: list[str] = HfArg(default_factory=list, help="held-out problems, a table for each")
+    out: str = HfArg(default="", help="output folder; empty: out/ngrpo-TIME")
+    resume: str = HfArg(default="", help="output folder of a run to go on with, its settings included")
+    device: str = HfArg(default="", help="empty: cuda if there is one, else cpu")
+    compute_dtype: Literal["", "float32", "bfloat16"] = HfArg(default="", help="empty: bfloat16 on cuda only")
+    threads: int = HfArg(default=0, help="CPU threads, 0: torch's choice; tiny models are fastest on 1")
+    seed: int = HfArg(default=1, help="of the order of problems, sampling and gates")
+    prompt_format: str = HfArg(default="{question}", help="the user turn; literal braces are doubled")
+    system: str = HfArg(default="", help="system turn, if any")
+    chat_template: Literal["auto", "none"] = HfArg(default="auto", help="auto: the tokenizer's, if any")
+    # rollout
+    steps: int = HfArg(default=40, help="rollouts; 0 only evaluates")
+    prompts: int = HfArg(default=16, help="B, prompts per rollout (paper 64)")
+    group: int = HfArg(default=8, help="G, completions per prompt (paper 4)")
+    max_prompt_tokens: int = HfArg(default=512, help="longer prompts are dropped and counted (paper 4096)")
+    max_new_tokens: int = HfArg(default=48, help="T (paper 8192)")
+    temperature: float = HfArg(default=1., help="tau of sampling, mixing and scoring (paper .7)")
+    max_rows: int = HfArg(default=1024, help="rows decoded at once: bounds the cache, changes no token")
+    # the method
+    mix_rate: float = HfArg(default=.1, help="rho, share of steps that mix (paper .1); 0 is plain GRPO")
+    mix_k: int = HfArg(default=3, help="K, candidates in a mixture, the anchor included (paper 3)")
+    mix_metric: Literal["cosine", "l2", "l1"] = HfArg(default="cosine", help="of nearness (paper cosine)")
+    mixer: Literal["neighbour", "soft", "gaussian"] = HfArg(
+        default="neighbour", help="soft: the K likeliest tokens (Soft Thinking); gaussian: noise (STHT)")
+    mix_label: Literal["anchor", "sampled"] = HfArg(default="anchor", help="a mixed step's token (paper anchor)")
+    mix_at_eval: bool = HfArg(default=False, help="mix in evaluation too (the paper's ablation)")
+    # update
+    objective: Literal["grpo", "gspo"] = HfArg(default="grpo", help="a ratio per token, or per row (N-GSPO)")
+    aggregation: Literal["sequence", "group", "token"] = HfArg(default="sequence", help="paper sequence")
+    clip_low: float = HfArg(default=.2, help="eps below 1 (release .2)")
+    clip_high: float = HfArg(default=.2, help="eps above 1 (release .2)")
+    kl_coef: float = HfArg(default=0., help="beta (paper .001); 0 keeps no reference model in memory")
+    inner_epochs: int = HfArg(default=1, help="passes over a rollout (release 1)")
+    minibatches: int = HfArg(default=1, help="optimizer steps per pass, cut by prompts (release 4)")
+    micro_tokens: int = HfArg(default=16384, help="tokens in one forward, padding included: memory only")
+    grad_checkpoint: bool = HfArg(default=False, help="recompute layers in backward: less memory, slower")
+    lr: float = HfArg(default=1e-4, help="AdamW (paper 1e-6; 1e-4 suits the tiny model)")
+    warmup: int = HfArg(default=5, help="steps of linear warm-up (release 0)")
+    lr_schedule: Literal["constant", "linear", "cosine"] = HfArg(default="constant", help="release constant")
+    weight_decay: float = HfArg(default=0., help="of AdamW (release .01)")
+    grad_clip: float = HfArg(default=1., help="largest gradient norm (release 1)")
+    # evaluation and logs
+    eval_every: int = HfArg(default=0, help="steps between evaluations; 0: before and after only")
+    eval_problems: int = HfArg(default=300, help="the first so many problems of each file")
+    eval_samples: int = HfArg(default=8, help="completions per problem (paper 32)")
+    eval_temperature: float = HfArg(default=1., help="0 is greedy (paper .6)")
+    eval_top_p: float = HfArg(default=1., help="nucleus (paper .95)")
+    ks: list[int] = HfArg(default_factory=lambda: [1, 4, 8], help="pass@k to report, k <= eval_samples")
+    save_every: int = HfArg(default=0, help="steps between checkpoints; 0: at the end only")
+
+
+PAPER = dict(                                       # Table 6 and appendix A; what they omit is the release's
+    model="deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", data="agentica-org/DeepScaleR-Preview-Dataset",
+    eval_data=["math-ai/aime25::test", "math-ai/amc23::test", "HuggingFaceH4/MATH-500::test"],
+    prompt_format="{question} Let's think step by step and output the final answer within \\boxed{{}}.",
+    steps=629, prompts=64, group=4, max_prompt_tokens=4096, max_new_tokens=8192, temperature=.7, kl_coef=.001,
+    minibatches=4, lr=1e-6, warmup=0, weight_decay=.01, grad_checkpoint=True, max_rows=256, save_every=10,
+    eval_every=50, eval_problems=500, eval_samples=32, eval_temperature=.6, eval_top_p=.95, ks=[1, 16, 32])
+PRESETS = dict(
+    tiny=dict(eval_data=[f"{HERE}/tiny/easy_test.jsonl"], threads=1), paper=PAPER,
+    one_gpu=PAPER | dict(steps=200, prompts=32, minibatches=2, max_prompt_tokens=1024, max_new_tokens=3072,
+                         max_rows=128, eval_data=["math-ai/amc23::test"], eval_samples=8, ks=[1, 4, 8]))   # ours
+
+
+# --- sampling and scoring: the only places with a temperature and a softmax --------------------------------------
+
+def vocab_logps(hidden, head, V, temperature):
+    """Log-probs of the next token over the ids that may be sampled: (n, D) -> (n, V).
+
+    In the head's own precision, outside autocast: a bfloat16 head is wrong by several hundredths."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        bias = head.bias[:V] if head.bias is not None else None
+        return (F.linear(hidden.to(head.weight.dtype), head.weight[:V], bias) / temperature).log_softmax(-1)
+
+
+def sample(logp, u, top_p=1.):
+    """Token by inverse CDF: log-probs (n, V), uniforms (n,) -> ids (n,). top_p 0 is greedy."""
+    if top_p == 0:
+        return logp.argmax(-1)
+    p = logp.exp()
+    if top_p < 1:                               # evaluation only: training scores the distribution it samples
+        ranked, order = p.sort(dim=-1, descending=True)
+        ranked = ranked.masked_fill(ranked.cumsum(-1) - ranked >= top_p, 0)
+        p = torch.zeros_like(p).scatter_(1, order, ranked)
+    cdf = p.cumsum(-1, dtype=torch.float64)     # float64: u < 1 can never point past the last id
+    return torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0]
+
+
+def token_logps(hidden, targets, head, V, temperature, chunk_logits=2 ** 24):
+    """Log-probs and entropies (no gradient) of targets: (M, D), (M,) -> (M,), (M,).
+
+    In chunks that backward recomputes: no (N, T, V) tensor ever exists."""
+    def chunk(hidden, targets):
+        logp = vocab_logps(hidden, head, V, temperature)
+        with torch.no_grad():
+            entropy = -(logp.exp() * logp).sum(-1)
+        return logp.gather(1, targets[:, None])[:, 0], entropy
+    parts = zip(hidden.split(max(1, chunk_logits // V)), targets.split(max(1, chunk_logits // V)))
+    return map(torch.cat, zip(*(checkpoint(chunk, h, y, use_reentrant=False) for h, y in parts)))
+
+
+# --- the method --------------------------------------------------------------------------------------------------
+
+def nearest(table, ids, k, metric="cosine"):
+    """Candidates of anchors, (n,) -> (n, k): the anchor, then the k-1 nearest rows of table (V, D).  (5, 7, 8)
+
+    For cosine the rows have unit length. In row chunks: never a V x V matrix. Ties in topk's order."""
+    found = []
+    for part in ids.split(max(1, 2 ** 26 // len(table))):
+        if metric == "cosine":
+            near = table[part] @ table.T
+        else:
+            near = -torch.cdist(table[part], table, p=2 if metric == "l2" else 1)
+        found.append(near.scatter_(1, part[:, None], torch.inf).topk(k).indices)
+    return torch.cat(found)
+
+
+def look_up(near, table, anchor, metric):
+    """Rows of near (V, K). On a CPU they are filled on demand; on CUDA all are there: no look, no sync."""
+    if not near.is_cuda and len(missing := anchor[near[anchor, 0] < 0].unique()):
+        near[missing] = nearest(table, missing, near.shape[1], metric)
+    return near[anchor]
+
+
+def mix(embed, candidates, weight, noise=0.):
+    """Mixed inputs sum_c a_c E[c]: (m, K), (m, K) -> (m, D), for rollout and update alike.  (10)"""
+    rows = embed(candidates)                    # by the module, not its weight: Gemma scales what it looks up
+    return (weight[..., None] * rows).sum(-2).to(rows.dtype) + noise
+
+
+# --- rollout -----------------------------------------------------------------------------------------------------
+
+@torch.no_grad()
+def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows=1024, gate=None, near=None,
+            table=None, mixer="neighbour", mix_k=3, mix_metric="cosine", mix_label="anchor", noise_rng=None):
+    """One completion for each row of u (N, T), uniforms; a prompt, a list of ids, serves N/B consecutive rows.
+
+    gate (N, T), on the CPU, says which steps mix; near and table are look_up's. Returns tokens, 0 past the end, and
+    their log-probs, both (N, longest), lengths (N,) with the EOS counted, and the mixtures: after token `step` of
+    row `row` the model read mix(embed, candidates, weight, noise), whose cosine to the anchor was `cosine`."""
+    (N, T), device, body, embed = u.shape, u.device, model.base_model, model.get_input_embeddings()
+    G, sliding, mixed = N // len(prompts), has_sliding_layers(model.config), []
+    tokens, lengths = (torch.zeros(*shape, dtype=torch.long, device=device) for shape in ((N, T), (N,)))
+    logps = torch.zeros(N, T, dtype=head.weight.dtype, device=device)
+    for first in range(0, N, max_rows):
+        rows = torch.arange(first, min(first + max_rows, N))    # on the CPU, as gate is: indexing it is no sync
+        batch = prompts[first // G:rows[-1] // G + 1]
+        P = max(map(len, batch))
+        ids = torch.tensor([[0] * (P - len(p)) + p for p in batch], device=device)
+        mask = torch.tensor([[0] * (P - len(p)) + [1] * len(p) for p in batch], device=device)
+        position, cache = (mask.cumsum(1) - 1).clamp(min=0), new_cache(model.config)
+        hidden = body(inputs_embeds=embed(ids), attention_mask=mask, position_ids=position, cache=cache,
+                      use_cache=True).last_hidden_state[:, -1]
+        where, parent = rows.to(device), (rows // G - first // G).to(device)
+        cache.batch_select_indices(parent)                      # each prompt was read once; its rows go on from it
+        hidden, position, done = hidden[parent], mask.sum(1)[parent], parent < 0
+        mask = torch.cat([mask[parent], mask.new_ones(len(rows), T)], 1).bool()
+        for t in tqdm(range(T), desc="rollout", disable=None, leave=False):
+            logp = vocab_logps(hidden, head, V, temperature)
+            token = sample(logp, u[where, t], top_p)
+            m = gate[rows, t].nonzero()[:, 0].to(device) if gate is not None else ()
+            if len(m):
+                anchor, noise = logp[m].argmax(-1), torch.zeros(len(m), 1, device=device)             # (6)
+                if mixer == "neighbour":
+                    candidates = look_up(near, table, anchor, mix_metric)                             # (7, 8)
+                elif mixer == "soft":
+                    candidates = logp[m].topk(mix_k).indices
+                else:                                           # noise a third as large as the embedding
+                    candidates, e = anchor[:, None], embed(anchor)
+                    noise = torch.randn(e.shape, generator=noise_rng).to(e) * .33 * e.square().mean(1, True).sqrt()
+                weight = logp[m].gather(1, candidates).softmax(-1)                                    # (9)
+                blend = mix(embed, candidates, weight, noise).to(embed.weight.dtype)                  # (10)
+                cosine = F.cosine_similarity(blend.float(), embed(anchor).float(), dim=1)
+                mixed.append((where[m], torch.full_like(anchor, t), candidates, weight, noise, cosine))
+                token[m] = anchor if mix_label == "anchor" else token[m]                              # D1
+            tokens[where, t] = token.where(~done, 0)
+            logps[where, t] = logp.gather(1, token[:, None])[:, 0].where(~done, 0)
+            lengths[where] += ~done
+            done |= torch.isin(token, eos_ids)
+            finished = int(done.sum()) if t % 16 == 0 or not u.is_cuda else 0   # on CUDA this waits for the GPU
+            if finished == len(rows) or t == T - 1:
+                break
+            x = embed(token)
+            if len(m):
+                x[m] = blend
+            if 8 * finished >= len(rows):                       # finished rows leave the batch and its cache
+                keep = (~done).nonzero()[:, 0]
+                cache.batch_select_indices(keep)
+                rows, where, x, mask, position, done = (
+                    v[keep.to(v.device)] for v in (rows, where, x, mask, position, done))
+            # a 4-D mask spares transformers a look at its values (a sync), but would hide a sliding window
+            seen = mask[:, :P + t + 1] if sliding else mask[:, None, None, :P + t + 1]
+            hidden = body(inputs_embeds=x[:, None], attention_mask=seen, position_ids=position[:, None],
+                          cache=cache, use_cache=True).last_hidden_state[:, -1]
+            position = position + 1
+    longest, mixed = int(lengths.max()), [torch.cat(v) for v in zip(*mixed)] or [lengths.new_zeros(0, 1)] * 6
+    alive = (mixed[1] < lengths[mixed[0]]).nonzero()[:, 0]      # a finished row may have gone on for some steps
+    mixed = dict(zip(("row", "step", "candidates", "weight", "noise", "cosine"), (v[alive] for v in mixed)))
+    return tokens[:, :longest], logps[:, :longest], lengths, mixed
+
+
+# --- reward, advantage, loss -------------------------------------------------------------------------------------
+
+def reward(completion, gold):
+    """1 if the final answer is right, else 0; a truncated completion is graded like any other."""
+    return float(check_answer(completion, gold))
+
+
+def advantages(rewards):
+    """(B, G) -> (B, G), normalised in each group; exactly 0 in a dead group, one without spread.  (12)"""
+    dead = rewards.amin(1, True) == rewards.amax(1, True)       # float means of equal rewards are off by rounding
+    normed = (rewards - rewards.mean(1, True)) / (rewards.std(1, keepdim=True) + 1e-6)
+    return normed.masked_fill(dead, 0)
+
+
+def score(model, sequences, lengths, rows, mixed, V, temperature, bfloat16=False):
+    """Log-probs, entropies and mask, each (n, longest), of the completions: the ends of sequences[r], r in rows.
+
+    One forward without cache. Padding is on the right, where causal attention never looks, so no mask is needed.
+    Mixed inputs are rebuilt from the current table with the recorded weights (D5)."""
+    embed, T, lengths = model.get_input_embeddings(), int(lengths.max()), lengths[rows]
+    ids = pad_sequence([sequences[r] for r in rows], batch_first=True)
+    P = torch.tensor([len(sequences[r]) for r in rows], device=ids.device) - lengths
+    x, local = embed(ids), torch.full((len(sequences),), -1, device=ids.device)
+    local[rows] = torch.arange(len(rows), device=ids.device)
+    i = local[mixed["row"]]
+    if len(here := (i >= 0).nonzero()[:, 0]):
+        i, (step, *recipe) = i[here], (mixed[k][here] for k in ("step", "candidates", "weight", "noise"))
+        x = x.index_put((i, P[i] + step), mix(embed, *recipe))
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=bfloat16):
+        hidden = model.base_model(inputs_embeds=x, use_cache=False).last_hidden_state
+    mask = torch.arange(T, device=ids.device) < lengths[:, None]
+    i, t = mask.nonzero(as_tuple=True)
+    h, y = hidden[i, P[i] + t - 1], ids[i, P[i] + t]            # the token at t is predicted by the state before it
+    flat = token_logps(h, y, model.get_output_embeddings(), V, temperature)
+    return *(v.new_zeros(mask.shape).index_put((i, t), v) for v in flat), mask
+
+
+def policy_loss(logp, old, advantage, mask, clip_low, clip_high, objective="grpo"):
+    """Clipped surrogate, negated: (n, T) log-probs, (n,) advantages -> loss (n, T), clipped (n, T).  (13)
+
+    On the first pass every ratio is 1 and a group's advantages sum to 0, so the loss starts at 0. Its gradient
+    does not: watch reward, gradient norm and clipped share, not the loss."""
+    log_ratio = (logp - old).clamp(-20, 20)
+    if objective == "gspo":                     # the geometric mean of the row's ratios, at each of its tokens
+        log_ratio = ((log_ratio * mask).sum(1, True) / mask.sum(1, True)).expand_as(logp)
+    ratio, A = log_ratio.exp(), advantage[:, None]
+    plain, clipped = ratio * A, ratio.clamp(1 - clip_low, 1 + clip_high) * A
+    return -torch.min(plain, clipped), clipped < plain
+
+
+def k3(logp, ref):
+    """KL(pi || ref) of each token, estimated by exp(d) - d - 1 >= 0, d = log ref - log pi."""
+    d = (ref - logp).clamp(-20, 20)             # clamped before exp: one improbable token must not overflow
+    return d.exp() - d - 1
+
+
+def reduce(lengths, group, aggregation):
+    """What a token's loss weighs in the update, by row: (N,) -> (N,). Dead rows count in every denominator."""
+    lengths = lengths.double()
+    if aggregation == "sequence":               # mean of row means: a token of a long row counts less
+        return 1 / (len(lengths) * lengths)
+    if aggregation == "group":                  # token mean in each group, then mean of groups
+        return (group / len(lengths) / lengths.view(-1, group).sum(1)).repeat_interleave(group)
+    return (1 / lengths.sum()).expand(len(lengths))             # token mean of the update
+
+
+def micro_batches(rows, sequences, micro_tokens):
+    """Rows, longest first, cut so that rows x longest <= micro_tokens; a longer row goes alone."""
+    rows = sorted(rows.tolist(), key=lambda r: -len(sequences[r]))
+    while rows:
+        count = max(1, micro_tokens // len(sequences[rows[0]]))
+        yield rows[:count]
+        rows = rows[count:]
+
+
+# --- evaluation --------------------------------------------------------------------------------------------------
+
+def evaluate(model, tokenizer, problems, samples, ks, max_new_tokens, mix_rate=0., **how):
+    """pass@1, its standard error over problems, unbiased pass@k; `how` goes to rollout.
+
+    The draws are the same at every call: evaluations are paired, and their number changes no training."""
+    shape = (len(problems) * samples, max_new_tokens)
+    tokens, _, lengths, _ = rollout(
+        model, prompts=[p["prompt"] for p in problems], u=draws(0, 0, 2, shape).to(how["eos_ids"].device),
+        gate=draws(0, 0, 3, shape) < mix_rate if mix_rate else None, **how)
+    texts = decode(tokenizer, tokens, lengths)
+    right = torch.tensor([reward(text, problems[i // samples]["answer"]) for i, text in enumerate(texts)])
+    counts = right.view(-1, samples).sum(1).int().tolist()
+    at_k = {f"pass@{k}": sum(pass_at_k(samples, c, k) for c in counts) / len(counts) for k in sorted({1, *ks})}
+    se = right.view(-1, samples).mean(1).std().item() / len(counts) ** .5 if len(counts) > 1 else None
+    return at_k | {"pass@1_se": se, "n": samples, "problems": len(problems)}
+
+
+# --- training ----------------------------------------------------------------------------------------------------
+
+def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
+    """The loop. Leaves metrics.jsonl, samples.jsonl, state.pt and model/ in the folder `out`."""
+    device, bfloat16, head = eos_ids.device, cfg.compute_dtype == "bfloat16", model.get_output_embeddings()
+    B, G, N, T = cfg.prompts, cfg.group, cfg.prompts * cfg.group, cfg.max_new_tokens
+    reference = copy.deepcopy(model).requires_grad_(False) if cfg.kl_coef else None     # never changes
+    optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay)
+    if state:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    actor = copy.deepcopy(model) if bfloat16 else model                                 # what rolls out
+    if cfg.grad_checkpoint:
+        model.activation_checkpointing_enable()
+    how = dict(head=head, eos_ids=eos_ids, V=V, max_rows=cfg.max_rows, mixer=cfg.mixer, mix_k=cfg.mix_k,
+               mix_metric=cfg.mix_metric, mix_label=cfg.mix_label)
+    scoring = dict(V=V, temperature=cfg.temperature, bfloat16=bfloat16)
+    anchors = torch.arange(V if device.type == "cuda" else 0, device=device)    # searched before the rollout
+    stop = []
+    for s in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(s, lambda *_: stop.append(print("stopping after this step", flush=True)))
+
+    for done in range(state["step"] if state else 0, cfg.steps + 1):            # steps that lie behind
+        last = done == cfg.steps or bool(stop)
+        if done and (last or cfg.save_every and done % cfg.save_every == 0):
+            save_checkpoint(out, dict(step=done, model=model.state_dict(), optimizer=optimizer.state_dict()))
+        model.eval()
+        for p, q in zip(actor.parameters(), model.parameters()):
+            p.data = q.data.bfloat16() if bfloat16 else q.data  # parameters only: RoPE's buffers stay float32
+        if cfg.mix_rate and cfg.mixer == "neighbour":
+            weight = model.get_input_embeddings().weight.data[:V]
+            how["table"] = F.normalize(weight, dim=1) if cfg.mix_metric == "cosine" else weight
+            how["near"] = torch.full((V, cfg.mix_k), -1, device=device)
+            how["near"][anchors] = nearest(how["table"], anchors, cfg.mix_k, cfg.mix_metric)
+        if not stop and (done == 0 or last or cfg.eval_every and done % cfg.eval_every == 0):
+            greedy = cfg.eval_temperature == 0
+            for name, rows in eval_sets:
+                report(out, "eval", done, data=name, **evaluate(
+                    actor, tokenizer, rows, cfg.eval_samples, cfg.ks, T, cfg.mix_rate * cfg.mix_at_eval,
+                    temperature=cfg.eval_temperature or 1., top_p=0. if greedy else cfg.eval_top_p,
+                    noise_rng=torch.Generator().manual_seed(0), **how))
+        if last:
+            break
+
+        step, clock = done + 1, [time.time()]
+        batch = batch_of(problems, B, step, cfg.seed)
+        prompts = [p["prompt"] for p in batch]
+        tokens, sampled, lengths, mixed = rollout(
+            actor, prompts=prompts, u=draws(cfg.seed, step, 0, (N, T)).to(device), temperature=cfg.temperature,
+            gate=draws(cfg.seed, step, 1, (N, T)) < cfg.mix_rate if cfg.mix_rate else None,
+            noise_rng=torch.Generator().manual_seed(cfg.seed * 2 ** 32 + step), **how)
+        clock.append(time.time())
+        texts = decode(tokenizer, tokens, lengths)
+        rewards = torch.tensor([reward(text, batch[i // G]["answer"]) for i, text in enumerate(texts)]).double()
+        A = advantages(rewards.view(B, G)).flatten()
+        clock.append(time.time())
+
+        model.train()                                           # for layer checkpointing; every dropout is 0
+        sequences = [torch.cat([torch.tensor(prompts[i // G], device=device), tokens[i, :n]])
+                     for i, n in enumerate(lengths.tolist())]
+        live = A != 0 if reference is None else A == A          # a dead row's gradient is 0: KL or nothing
+        A, old, ref = A.to(sampled), torch.zeros_like(sampled), torch.zeros_like(sampled)
+        parts = [p.flatten() for p in torch.arange(N).view(B, G).chunk(cfg.minibatches)] * cfg.inner_epochs
+        with torch.no_grad():                                   # with one update, old is the new, detached
+            for net, kept in [(model, old)] * (len(parts) > 1) + [(reference, ref)] * bool(reference):
+                for rows in micro_batches(live.nonzero()[:, 0], sequences, cfg.micro_tokens):
+                    kept[rows] = score(net, sequences, lengths, rows, mixed, **scoring)[0]
+        sums, worst, norms = Counter(), 0., []
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, cfg.steps, cfg.lr, cfg.warmup, cfg.lr_schedule)
+        for part in parts:
+            share = torch.zeros_like(A)
+            share[part] = reduce(lengths[part], G, cfg.aggregation).to(share)
+            for rows in micro_batches(part[live[part]], sequences, cfg.micro_tokens):
+                logp, entropy, mask = score(model, sequences, lengths, rows, mixed, **scoring)
+                was = old[rows] if len(parts) > 1 else logp.detach()
+                loss, clipped = policy_loss(logp, was, A[rows], mask, cfg.clip_low, cfg.clip_high, cfg.objective)
+                kl = k3(logp, ref[rows]) * mask if reference else torch.zeros_like(loss)
+                ((loss * mask + cfg.kl_coef * kl).sum(1) * share[rows]).sum().backward()
+                gap = (was - sampled[rows]).abs() * mask
+                worst = max(worst, gap.max().item())
+                for name, value in zip(("tokens", "gap", "clip", "entropy", "kl"), (mask, gap, clipped, entropy, kl)):
+                    sums[name] += value.detach().sum().item()
+            if live[part].any():                                # nothing live: momentum must not move the weights
+                norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip).item())
+                optimizer.step()
+                optimizer.zero_grad()
+        anchors = mixed["candidates"][:, :1].unique() if device.type == "cpu" else anchors    # most come again
+        clock.append(time.time())
+
+        seen, ends = max(1, sums["tokens"]), tokens.gather(1, lengths[:, None] - 1)[:, 0]
+        report(out, "step", step, reward=rewards, correct=rewards == 1, dead=A.view(B, G).eq(0).all(1), length=lengths,
+               truncated=~torch.isin(ends, eos_ids), clip_frac=sums["clip"] / seen, logp_gap=sums["gap"] / seen,
+               logp_gap_max=worst, entropy=sums["entropy"] / seen, kl=sums["kl"] / seen, grad_norm=torch.tensor(norms),
+               mixed_share=len(mixed["row"]) / lengths.sum().item(), mix_cosine=mixed["cosine"],
+               mix_cosine_min=min(mixed["cosine"].tolist(), default=None), anchor_weight=mixed["weight"][:, :1],
+               seconds_rollout=clock[1] - clock[0], seconds_score=clock[2] - clock[1],
+               seconds_update=clock[3] - clock[2], tokens_per_s=lengths.sum().item() / (clock[3] - clock[0]),
+               peak_gib=peak_gib(device))
+        for i in (0, N - 1):
+            write_line(out, "samples.jsonl", step=step, prompt=tokenizer.decode(prompts[i // G]),
+                       completion=texts[i], answer=batch[i // G]["answer"], reward=rewards[i].item())
+    export_model(model, tokenizer, out)
+
+
+def main(argv=None):
+    cfg, state = parse_config(Config, PRESETS, argv)
+    sets = [(name, load_problems(name)) for name in (cfg.data, *cfg.eval_data)]
+    model, tokenizer, eos_ids, V = load_model(cfg.model, cfg.device)
+    if not 1 <= cfg.mix_k <= V or not 0 <= cfg.mix_rate <= 1:
+        refuse(f"--mix_k must lie in 1..{V}, the ids of this model, and --mix_rate in 0..1")
+    (_, problems), *eval_sets = encode_problems(cfg, model, tokenizer, sets)
+    out = open_run(cfg, "ngrpo", model, tokenizer.decode(problems[0]["prompt"]))
+    train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state)
+
+
+if __name__ == "__main__":
+    main()
