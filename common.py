@@ -1,15 +1,17 @@
-"""What the four scripts share: command line, models, prompts, problems, run folders, answer checking. Nothing about RL.
+"""What the four scripts share: command line, models, problems, run folders, answers. Nothing about RL.
 
-Importing it needs no GPU and no network. Whatever a user can get wrong ends in `refuse`: one sentence, exit code 2.
+Importing it needs no GPU and no network. What a user can get wrong ends in `refuse`: a sentence, exit code 2.
 """
 import argparse
 import hashlib
 import json
 import math
 import os
+import platform
 import random
 import re
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ from fractions import Fraction
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.hf_argparser import HfArgumentParser
 
@@ -29,122 +31,109 @@ def refuse(sentence):
 
 
 def parse_config(Config, presets, argv=None):
-    """(cfg, state) from the command line: field defaults, then --preset or the run to --resume, then the other flags.
-
-    state is that run's checkpoint, or None. Settings that would make it another run may not change on resuming."""
+    """(cfg, state) from the command line: defaults, then --preset or the run to --resume, then other flags.
+    state is that run's checkpoint, else None. What would make it another run may not change on resuming."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--preset", default="tiny")
     first.add_argument("--resume", default="")
-    known, state, saved = first.parse_known_args(argv)[0], None, {}
+    known, saved = first.parse_known_args(argv)[0], {}
     if known.preset not in presets:
         refuse(f"--preset {known.preset}: choose one of {', '.join(presets)}")
-    if known.resume:
-        state = load_checkpoint(known.resume)
+    state = load_checkpoint(known.resume) if known.resume else None
+    if state:
         with open(os.path.join(known.resume, "metrics.jsonl")) as f:
             saved = json.loads(f.readline())["config"]
     parser = HfArgumentParser(Config, allow_abbrev=False)
     parser.set_defaults(**(saved or presets[known.preset]))
     cfg = Config(**vars(parser.parse_args(argv)))
-    changed = [k for k, v in saved.items() if getattr(cfg, k) != v and k not in (
-        "resume", "out", "steps", "save_every", "eval_every")]
-    if changed:
-        refuse(f"--resume {known.resume}: {', '.join('--' + k for k in changed)} would make it another run")
-    if not cfg.device:
-        cfg.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if not cfg.compute_dtype:
-        cfg.compute_dtype = "bfloat16" if cfg.device.startswith("cuda") else "float32"
-    for wrong, why in (
-            (cfg.group < 2, "--group must be at least 2: advantages compare the completions of one prompt"),
-            (min(cfg.prompts, cfg.max_new_tokens, cfg.max_rows, cfg.micro_tokens, cfg.inner_epochs) < 1,
-             "--prompts, --max_new_tokens, --max_rows, --micro_tokens and --inner_epochs must be at least 1"),
-            (not 1 <= cfg.minibatches <= cfg.prompts or cfg.prompts % cfg.minibatches,
+    changed = {k for k in saved if getattr(cfg, k) != saved[k]}
+    if changed := changed - {"resume", "out", "steps", "save_every", "eval_every"}:
+        refuse(f"--resume {known.resume}: --{', --'.join(sorted(changed))} would make it another run")
+    cfg.device = cfg.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    cfg.compute_dtype = cfg.compute_dtype or ("bfloat16" if cfg.device.startswith("cuda") else "float32")
+    for fine, why in (
+            (cfg.group >= 2, "--group must be at least 2: advantages compare the completions of one prompt"),
+            (min(cfg.prompts, cfg.max_new_tokens, cfg.max_rows, cfg.micro_tokens, cfg.inner_epochs) >= 1,
+             "--prompts, --max_new_tokens, --max_rows, --micro_tokens, --inner_epochs must be at least 1"),
+            (1 <= cfg.minibatches <= cfg.prompts and cfg.prompts % cfg.minibatches == 0,
              f"--minibatches must divide --prompts ({cfg.prompts})"),
-            (cfg.temperature <= 0, "--temperature must be above 0; greedy completions of a prompt are all the same"),
-            (cfg.eval_temperature < 0 or not 0 < cfg.eval_top_p <= 1,
-             "--eval_temperature must be at least 0 and --eval_top_p in (0, 1]"),
-            (not cfg.ks or not 1 <= min(cfg.ks) <= max(cfg.ks) <= cfg.eval_samples,
+            (cfg.temperature > 0, "--temperature must be above 0: greedy completions are all alike"),
+            (cfg.eval_temperature >= 0, "--eval_temperature must be at least 0"),
+            (0 < cfg.eval_top_p <= 1, "--eval_top_p must lie in (0, 1]"),
+            (cfg.ks and 1 <= min(cfg.ks) <= max(cfg.ks) <= cfg.eval_samples,
              f"--ks must lie in 1..--eval_samples ({cfg.eval_samples})")):
-        if wrong:
+        if not fine:
             refuse(why)
-    if cfg.threads:
-        torch.set_num_threads(cfg.threads)
     return cfg, state
 
 
-# --- models --------------------------------------------------------------------------------------------------------
+# --- models -------------------------------------------------------------------------------------------------
 
 def load_model(name, device="cpu", dtype=torch.float32):
-    """A causal language model and its tokenizer, from a folder or a hub name, with every dropout set to zero.
-
-    Returns (model, tokenizer, eos_ids, num_ids): eos_ids is a LongTensor of all ids that end a completion;
-    only ids below num_ids may be sampled (the head of many models is padded beyond the tokenizer's last id).
-    """
+    """A causal language model and its tokenizer, from a folder or a hub name, every dropout set to zero.
+    Returns (model, tokenizer, eos_ids, V): eos_ids, all ids that end a completion, ids from V on may not be
+    sampled, since the head of many a model is padded beyond the tokenizer's last id."""
     if os.path.isdir(name):
         files = os.listdir(name)
         if not any(f.endswith((".safetensors", ".bin")) for f in files):
             refuse(f"--model {name}: the folder holds no weights (*.safetensors)")
-        if not any(f in files for f in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        if not {"tokenizer.json", "tokenizer.model", "vocab.json"} & set(files):
             refuse(f"--model {name}: the folder holds no tokenizer (tokenizer.json)")
     try:
         config = AutoConfig.from_pretrained(name)
-        for key, value in config.to_dict().items():            # layer checkpointing needs train(), which would drop out
+        for key, value in config.to_dict().items():     # layer checkpointing needs train(), which drops
             if "drop" in key and isinstance(value, float):
                 setattr(config, key, 0.)
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype).to(device).eval()
     except (OSError, ValueError) as error:
         refuse(f"--model {name}: cannot be loaded ({str(error).strip().splitlines()[0]})")
+    if hasattr(config, "hidden_size_per_layer_input"):
+        refuse(f"--model {name}: {config.model_type} reads ids in every layer, an embedding is not enough")
     head = model.get_output_embeddings()
-    num_ids = min(head.weight.shape[0], 1 + max(tokenizer.get_vocab().values()))
-    # The scripts compute logits as head(hidden). Models that scale or cap them on the way must not pass silently.
-    ids = torch.tensor([[num_ids // 4, num_ids // 2, num_ids - 1]], device=device)
+    V = min(head.weight.shape[0], 1 + max(tokenizer.get_vocab().values()))
+    ids = torch.tensor([[V // 4, V // 2, V - 1]], device=device)  # the scripts take logits for head(hidden)
     with torch.no_grad():
         wanted = model(input_ids=ids, use_cache=False).logits
         got = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
     if (wanted - got).abs().max() > (1e-2 if dtype == torch.bfloat16 else 1e-4) * wanted.abs().max():
-        refuse(f"--model {name}: its logits are not head(hidden) ({config.model_type} scales or caps them); "
-               "pick a model that does not")
-    if hasattr(config, "hidden_size_per_layer_input"):
-        refuse(f"--model {name}: {config.model_type} has per-layer inputs, which an input embedding cannot replace")
-    eos = {tokenizer.eos_token_id}
-    for source in (config, getattr(model, "generation_config", None) or GenerationConfig()):
-        ids = source.eos_token_id
-        eos |= set(ids if isinstance(ids, (list, tuple)) else [ids])
-    eos_ids = sorted(i for i in eos if i is not None and i < num_ids)
-    if not eos_ids:
-        refuse(f"--model {name}: neither the model nor the tokenizer names an end-of-sequence token")
-    return model, tokenizer, torch.tensor(eos_ids, device=device), num_ids
+        refuse(f"--model {name}: its logits are not head(hidden), {config.model_type} scales or caps them")
+    named = (getattr(x, "eos_token_id", None) for x in (tokenizer, config, model.generation_config))
+    eos = {i for n in named for i in (n if isinstance(n, (list, tuple)) else [n]) if i is not None and i < V}
+    if not eos:
+        refuse(f"--model {name}: neither model nor tokenizer names an end-of-sequence token")
+    return model, tokenizer, torch.tensor(sorted(eos), device=device), V
 
 
 class GrowingLayer(DynamicLayer):
-    """A cache layer that doubles its buffer instead of concatenating at every token: twice as fast at 400 tokens."""
+    """A cache layer that doubles its buffer instead of concatenating at every token."""
 
     def update(self, key_states, value_states, *args, **kwargs):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.buffers = [key_states[:, :, :0], value_states[:, :, :0]]
-        length = self.get_seq_length()
-        end = length + key_states.shape[2]
+        start = self.get_seq_length()
+        end = start + key_states.shape[2]
         for i, new in enumerate((key_states, value_states)):
             if end > self.buffers[i].shape[2]:
-                bigger = new.new_empty(*new.shape[:2], max(2 * length, end + 16), new.shape[3])
-                bigger[:, :, :length] = self.buffers[i][:, :, :length]
+                bigger = new.new_empty(*new.shape[:2], max(2 * start, end + 16), new.shape[3])
+                bigger[:, :, :start] = self.buffers[i][:, :, :start]
                 self.buffers[i] = bigger
-            self.buffers[i][:, :, length:end] = new
+            self.buffers[i][:, :, start:end] = new
         self.keys, self.values = (b[:, :, :end] for b in self.buffers)
         return self.keys, self.values
 
     def batch_select_indices(self, indices):
-        length = self.get_seq_length()
+        end = self.get_seq_length()
         self.buffers = [b.index_select(0, indices) for b in self.buffers]
-        self.keys, self.values = (b[:, :, :length] for b in self.buffers)
+        self.keys, self.values = (b[:, :, :end] for b in self.buffers)
 
 
 def has_sliding_layers(config):
-    """Whether any layer attends to a window only: then the decode mask must be left to transformers."""
+    """Whether a layer attends to a window only; its decode mask must then be left to transformers."""
     config = config.get_text_config()
     types = getattr(config, "layer_types", None)
-    return any("full" not in t for t in types) if types else getattr(config, "sliding_window", None) is not None
+    return any("full" not in t for t in types) if types else bool(getattr(config, "sliding_window", None))
 
 
 def new_cache(config):
@@ -152,26 +141,24 @@ def new_cache(config):
 
 
 def memory_estimate(model, cfg, length):
-    """GiB a run will need, by part; activations are a rough count for a decoder without layer checkpointing."""
+    """GiB a run will need, by part; activations are a rough count."""
     config, n = model.config.get_text_config(), sum(p.numel() for p in model.parameters())
-    half = 2 if cfg.compute_dtype == "bfloat16" else 4
+    size, width = 2 if cfg.compute_dtype == "bfloat16" else 4, config.hidden_size
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or width // config.num_attention_heads
     rows = min(cfg.max_rows, max(cfg.prompts * cfg.group, cfg.eval_problems * cfg.eval_samples))
-    parts = dict(weights=4 * n, gradients=4 * n, adam=8 * n, copy=2 * n * (half == 2), reference=4 * n * (cfg.kl_coef > 0),
-                 cache=2 * config.num_hidden_layers * heads * dim * half * rows * length,
-                 activations=17 * half * (2 if cfg.grad_checkpoint else config.num_hidden_layers) * config.hidden_size
-                 * max(cfg.micro_tokens, length))
+    layers = 2 if cfg.grad_checkpoint else config.num_hidden_layers
+    parts = dict(weights=4 * n, gradients=4 * n, adam=8 * n, copy=n * size * (size == 2),
+                 reference=4 * n * (cfg.kl_coef > 0), acts=17 * size * width * layers * cfg.micro_tokens,
+                 cache=2 * config.num_hidden_layers * heads * dim * size * rows * length)
     return {k: v / 2 ** 30 for k, v in parts.items() if v}
 
 
-# --- prompts and problems ------------------------------------------------------------------------------------------
+# --- prompts and problems -----------------------------------------------------------------------------------
 
 def encode_prompt(tokenizer, question, prompt_format="{question}", system="", chat_template="auto"):
-    """Token ids of a question as the model sees it, with exactly one BOS where the model has one.
-
-    chat_template: "auto" uses the tokenizer's template if it has one, "none" encodes the formatted text as it is.
-    """
+    """Token ids of a question as the model sees it, with one BOS where the model has one.
+    chat_template: "auto" is the tokenizer's, if it has one; "none" encodes the formatted text as it is."""
     text = prompt_format.format(question=question)
     if chat_template == "none" or not tokenizer.chat_template:
         return tokenizer((system + "\n\n" if system else "") + text).input_ids
@@ -181,23 +168,23 @@ def encode_prompt(tokenizer, question, prompt_format="{question}", system="", ch
 
 
 def encode_problems(cfg, model, tokenizer, sets):
-    """Give every problem of the [(name, problems), …] its "prompt", a list of ids; drop and count those too long.
-
-    All sets but the first, the training problems, are cut to cfg.eval_problems."""
-    kept, room = [], getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-    limit = min(cfg.max_prompt_tokens, room - cfg.max_new_tokens)
+    """[(name, problems), …] with each problem's "prompt" ids; those too long are dropped and counted.
+    The first set is for training, the others are cut to cfg.eval_problems."""
+    form = cfg.prompt_format, cfg.system, cfg.chat_template
+    room = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    limit, kept = min(cfg.max_prompt_tokens, room - cfg.max_new_tokens), []
     if limit < 1:
-        refuse(f"--max_new_tokens {cfg.max_new_tokens} leaves no room for a prompt: the model has {room} positions")
+        refuse(f"--max_new_tokens {cfg.max_new_tokens} leaves no room for a prompt in {room} positions")
     for name, problems in sets:
-        for p in problems[:cfg.eval_problems] if kept else problems:
+        problems = problems[:cfg.eval_problems] if kept else problems
+        for p in problems:
             try:
-                p["prompt"] = encode_prompt(tokenizer, p["question"], cfg.prompt_format, cfg.system, cfg.chat_template)
+                p["prompt"] = encode_prompt(tokenizer, p["question"], *form)
             except (KeyError, IndexError, ValueError) as error:
-                refuse(f"--prompt_format {cfg.prompt_format!r}: write {{question}}, and double other braces ({error!r})")
-        fit = [p for p in problems if 0 < len(p.get("prompt", ())) <= limit]
-        lost = sum("prompt" in p for p in problems) - len(fit)
-        if lost:
-            print(f"{name}: {lost} prompts longer than {limit} tokens dropped")
+                refuse(f"--prompt_format {form[0]!r}: write {{question}} and double other braces ({error!r})")
+        fit = [p for p in problems if 1 <= len(p["prompt"]) <= limit]
+        if len(fit) < len(problems):
+            print(f"{name}: {len(problems) - len(fit)} prompts longer than {limit} tokens dropped")
         if not fit:
             refuse(f"{name}: no prompt has at most {limit} tokens; raise --max_prompt_tokens")
         kept.append((name, fit))
@@ -205,58 +192,47 @@ def encode_problems(cfg, model, tokenizer, sets):
 
 
 def decode(tokenizer, tokens, lengths):
-    """The text of each completion: tokens (N, T), lengths (N,) -> N strings, special tokens left out."""
+    """The text of each completion: tokens (N, T), lengths (N,) -> N strings without special tokens."""
     rows = [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist())]
     return tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
 def load_problems(path):
-    """A list of {"id", "question", "answer", "rephrasings"}; answer is a string or a list of accepted strings.
-
-    path: a file of JSON lines, a file with one JSON array, or a hub data set as owner/name[:config[:split]] (read
-    with the optional package `datasets`). The first bad line stops the program with file, line and reason.
-    """
+    """A list of {"id", "question", "answer", "rephrasings"}; answer: a string, or a list of accepted strings.
+    path: JSON lines, one JSON array, or a hub data set owner/name[:config[:split]], read with the optional
+    package `datasets`. The first bad line stops the program with file, line and reason."""
     if os.path.exists(path) or path.endswith((".json", ".jsonl")):
-        records = read_json_lines(path)
+        records = read_json(path)
     else:
-        records = enumerate(read_hub(path), 1)
+        try:
+            import datasets
+            name, config, split = (path.split(":") + ["", ""])[:3]
+            records = enumerate(datasets.load_dataset(name, config or None, split=split or "train"), 1)
+        except ImportError:
+            refuse(f"{path}: no such file; to read it as a hub data set, pip install datasets")
+        except (OSError, ValueError) as error:          # missing, gated, no network: all are one of these
+            refuse(f"{path}: no such file or readable data set ({str(error).splitlines()[0]})")
     problems = [read_problem(record, f"{path}, line {line}") for line, record in records]
     if not problems:
         refuse(f"{path}: the file is empty")
     return problems
 
 
-def read_json_lines(path):
+def read_json(path):
+    """[(line, record), …] of a file of JSON lines or one JSON array."""
     try:
         with open(path, encoding="utf-8-sig") as f:
             text = f.read()
     except (OSError, UnicodeDecodeError) as error:
         refuse(f"{path}: cannot be read ({error})")
-    if text.lstrip().startswith("["):
-        try:
-            return list(enumerate(json.loads(text), 1))
-        except json.JSONDecodeError as error:
-            refuse(f"{path}, line {error.lineno}: not JSON ({error.msg})")
-    records = []
-    for line, record in enumerate(text.split("\n"), 1):
-        if record.strip():
+    whole, records = text.lstrip().startswith("["), []
+    for line, part in enumerate([text] if whole else text.split("\n"), 1):
+        if part.strip():
             try:
-                records.append((line, json.loads(record)))
+                records.append((line, json.loads(part)))
             except json.JSONDecodeError as error:
-                refuse(f"{path}, line {line}: not JSON ({error.msg})")
-    return records
-
-
-def read_hub(path):
-    name, config, split = (path.split(":") + ["", ""])[:3]
-    try:
-        import datasets
-    except ImportError:
-        refuse(f"{path}: no such file; to read it as a hub data set, pip install datasets")
-    try:
-        return datasets.load_dataset(name, config or None, split=split or "train")
-    except (OSError, ValueError) as error:          # missing, gated, no network: all of them subclass one of these
-        refuse(f"{path}: no such file, and no data set of that name could be read ({str(error).splitlines()[0]})")
+                refuse(f"{path}, line {line + error.lineno - 1}: not JSON ({error.msg})")
+    return list(enumerate(records[0][1], 1)) if whole else records
 
 
 def read_problem(record, where):
@@ -264,19 +240,19 @@ def read_problem(record, where):
     if not isinstance(record, dict):
         refuse(f"{where}: an object {{\"question\": …, \"answer\": …}} was expected")
     question = next((record[k] for k in ("question", "problem", "prompt") if record.get(k)), None)
-    if isinstance(question, list):                  # chat turns: the last of the user's
+    if isinstance(question, list):                      # chat turns: the last of the user's
         question = next((t.get("content") for t in reversed(question) if t.get("role") == "user"), None)
     if not isinstance(question, str) or not question.strip():
         refuse(f"{where}: no question (a text in \"question\", \"problem\" or \"prompt\")")
-    gold = next((record[k] for k in ("answer", "final_answer", "solution") if record.get(k) not in (None, "", [])), None)
-    golds = [read_gold(g) for g in (gold if isinstance(gold, list) else [gold])]
-    if not all(golds):
-        refuse(f"{where}: no answer (a text, a number or a list of them in \"answer\", or a boxed one in \"solution\")")
+    gold = [record[k] for k in ("answer", "final_answer", "solution") if record.get(k) not in (None, "", [])]
+    golds = [read_gold(g) for g in (gold[0] if gold and isinstance(gold[0], list) else gold[:1])]
+    if not golds or not all(golds):
+        refuse(f"{where}: no answer (text or number or list in \"answer\", or a box in \"solution\")")
     rephrasings = record.get("rephrasings") or []
     if not all(isinstance(r, dict) and str(r.get("text") or "").strip() for r in rephrasings):
         refuse(f"{where}: a rephrasing without a text")
     identity = str(record.get("id") or hashlib.sha256(question.encode()).hexdigest()[:12])
-    if record.get("choices"):
+    if record.get("choices"):                           # lettered in an order fixed by the id
         choices, letters = record["choices"], "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
         right = choices.index(golds[0]) if golds[0] in choices else letters.find(golds[0])
         if not 0 <= right < len(choices) <= 26:
@@ -284,8 +260,8 @@ def read_problem(record, where):
         order = random.Random(identity).sample(range(len(choices)), len(choices))
         question += "".join(f"\n({letters[i]}) {choices[j]}" for i, j in enumerate(order))
         golds = [letters[order.index(right)]]
-    return dict(id=identity, question=question, answer=golds if isinstance(gold, list) else golds[0],
-                rephrasings=rephrasings)
+    answer = golds[0] if len(golds) == 1 else golds
+    return dict(id=identity, question=question, answer=answer, rephrasings=rephrasings)
 
 
 def read_gold(gold):
@@ -293,12 +269,10 @@ def read_gold(gold):
     if isinstance(gold, bool) or not isinstance(gold, (str, int, float)):
         return ""
     gold = str(gold).strip()
-    if "####" in gold or "\\boxed" in gold:
-        return extract_answer(gold) or ""
-    return gold
+    return (extract_answer(gold) or "") if "####" in gold or "\\boxed" in gold else gold
 
 
-# --- a run: its random numbers, its order, its schedule, its folder ---------------------------------------------------
+# --- a run: its random numbers, order, schedule and folder --------------------------------------------------
 
 def draws(seed, step, stream, shape):
     """Uniforms for one purpose (stream) of one step: no generator to save, and no stream disturbs another."""
@@ -312,6 +286,15 @@ def batch_of(problems, prompts, step, seed):
     return [problems[order[epoch][i]] for epoch, i in places]
 
 
+def micro_batches(rows, sequences, micro_tokens):
+    """Rows, longest first, cut so that rows x longest <= micro_tokens; a longer row goes alone."""
+    rows = sorted(rows.tolist(), key=lambda r: -len(sequences[r]))
+    while rows:
+        count = max(1, micro_tokens // len(sequences[rows[0]]))
+        yield rows[:count]
+        rows = rows[count:]
+
+
 def learning_rate(step, steps, lr, warmup, schedule):
     """Of step 1..steps: linear warm-up, then constant, or linear or cosine towards 0."""
     done = max(0, step - 1 - warmup) / max(1, steps - warmup)
@@ -319,21 +302,35 @@ def learning_rate(step, steps, lr, warmup, schedule):
     return lr * min(1, step / (warmup + 1)) * decay
 
 
+def stop_on_signal():
+    """A list that Ctrl-C and SIGTERM fill, to end the loop after its step; a second one ends it at once."""
+    caught = []
+
+    def note(number, _):
+        caught.append(number)
+        signal.signal(number, signal.SIG_DFL)
+        print("stopping after this step", flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, note)
+    return caught
+
+
 def open_run(cfg, name, model, prompt):
     """Print settings, first prompt and memory estimate; return the output folder, its metrics.jsonl begun.
-
     A run that goes on has its logs cut back to the checkpoint."""
+    if cfg.device == "cpu" and sum(p.numel() for p in model.parameters()) < 1e7:
+        torch.set_num_threads(1)                # on busy cores a tiny model's threads wait for each other
     for key, value in vars(cfg).items():
         print(f"{key:>18} {value}")
-    parts, needed = memory_estimate(model, cfg, cfg.max_prompt_tokens + cfg.max_new_tokens), 0
-    needed = sum(parts.values())
+    parts = memory_estimate(model, cfg, cfg.max_prompt_tokens + cfg.max_new_tokens)
     has = (torch.cuda.get_device_properties(cfg.device).total_memory if cfg.device.startswith("cuda")
            else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 2 ** 30
-    print(f"memory: about {needed:.1f} of {has:.0f} GiB: " + ", ".join(f"{k} {v:.2f}" for k, v in parts.items()))
+    print(f"memory: about {sum(parts.values()):.1f} of {has:.0f} GiB:",
+          *(f"{k} {v:.2f}" for k, v in parts.items()))
     print(f"first prompt: {prompt!r}", flush=True)
     if cfg.resume:
         for file in ("metrics.jsonl", "samples.jsonl"):
-            cut_log(cfg.resume, file, load_checkpoint(cfg.resume)["step"])
+            cut_log(os.path.join(cfg.resume, file), load_checkpoint(cfg.resume)["step"])
         return cfg.resume
     out = cfg.out or os.path.join("out", f"{name}-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}")
     if os.path.exists(os.path.join(out, "metrics.jsonl")):
@@ -343,13 +340,24 @@ def open_run(cfg, name, model, prompt):
     return out
 
 
+def provenance(device):
+    """Where a figure comes from: git revision, device, threads, versions."""
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=os.path.dirname(os.path.abspath(__file__)),
+                         capture_output=True, text=True)
+    name = torch.cuda.get_device_name(device) if "cuda" in str(device) else f"{device}, {platform.machine()}"
+    return dict(git=git.stdout.strip(), device=name, threads=torch.get_num_threads(),
+                torch=torch.__version__, transformers=transformers.__version__)
+
+
 def report(out, kind, step, **fields):
-    """One line of metrics.jsonl and one on the screen; tensors are reduced to their mean, None where empty."""
-    fields = {k: (v.float().mean().item() if v.numel() else None) if torch.is_tensor(v) else v for k, v in fields.items()}
+    """One line of metrics.jsonl and one on the screen; a tensor becomes its mean, an empty one None."""
+    for k, v in fields.items():
+        if torch.is_tensor(v):
+            fields[k] = v.float().mean().item() if v.numel() else None
     write_line(out, "metrics.jsonl", kind=kind, step=step, **fields)
     shown = [k for k in fields if "@" in k] if kind == "eval" else [
         "reward", "dead", "length", "truncated", "logp_gap_max", "entropy", "grad_norm", "tokens_per_s"]
-    print(f"{kind} {step:4}  " + os.path.basename(fields.get("data", "")) + "  ".join(
+    print(f"{kind} {step:4}", os.path.basename(fields.get("data", "")), *(
         f" {k} {fields[k]:.3g}" for k in shown if fields[k] is not None), flush=True)
 
 
@@ -366,16 +374,14 @@ def write_line(folder, name, **fields):
         f.write(json.dumps(fields) + "\n")
 
 
-def cut_log(folder, name, step):
-    """Drop the lines after `step`: what a killed run had written past its last checkpoint."""
-    path = os.path.join(folder, name)
+def cut_log(path, step):
+    """Drop what a killed run had written past its checkpoint; the evaluation at `step` will be made again."""
     if os.path.exists(path):
         with open(path) as f:
             lines = [json.loads(line) for line in f if line.endswith("\n")]
-        # the evaluation at `step` comes after the checkpoint and will be made again
-        lines = [r for r in lines if r.get("step", 0) < step + (r.get("kind") != "eval")]
         with open(path, "w") as f:
-            f.writelines(json.dumps(r) + "\n" for r in lines)
+            f.writelines(json.dumps(line) + "\n" for line in lines
+                         if line.get("step", 0) < step + (line.get("kind") != "eval"))
 
 
 def save_checkpoint(folder, state):
@@ -401,19 +407,10 @@ def export_model(model, tokenizer, folder):
     tokenizer.save_pretrained(os.path.join(folder, "model"))
 
 
-def provenance(device):
-    """Versions, git revision and device: the part of metrics.jsonl's first line that a config does not hold."""
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=os.path.dirname(os.path.abspath(__file__)),
-                         capture_output=True, text=True)
-    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else str(device)
-    return dict(git=git.stdout.strip(), device=name, threads=torch.get_num_threads(),
-                python=sys.version.split()[0], torch=torch.__version__, transformers=transformers.__version__)
-
-
-# --- answers -------------------------------------------------------------------------------------------------------
+# --- answers ------------------------------------------------------------------------------------------------
 
 def extract_answer(text):
-    """The final answer in a completion, or None: the last box after the last </think>, else what follows ####."""
+    """The final answer, or None: the last box after the last </think>, else what follows ####."""
     text = text[-20_000:].rsplit("</think>", 1)[-1]
     start = text.rfind("\\boxed{")
     if start >= 0:
@@ -435,21 +432,25 @@ def answers_equal(pred, gold):
     number = r"[-+]?\d{1,40}(\.\d{1,40})?(/\d{1,40})?"
     if not (re.fullmatch(number, pred) and re.fullmatch(number, gold)):
         return False
-    values = []
-    for text in (pred, gold):
-        top, _, bottom = text.partition("/")
-        if bottom and int(bottom) == 0:
-            return False
-        values.append(Fraction(top) / int(bottom or 1))
-    return values[0] == values[1]
+    tops, bottoms = zip(*(a.partition("/")[::2] for a in (pred, gold)))
+    a, b = (int(bottom or 1) for bottom in bottoms)
+    return a * b != 0 and Fraction(tops[0]) * b == Fraction(tops[1]) * a
 
 
 def check_answer(completion, gold):
     """Whether a completion's final answer is right; gold is a string or a list of accepted strings."""
-    pred = extract_answer(completion)
-    return pred is not None and any(answers_equal(pred, g) for g in ([gold] if isinstance(gold, str) else gold))
+    pred, golds = extract_answer(completion), [gold] if isinstance(gold, str) else gold
+    return pred is not None and any(answers_equal(pred, g) for g in golds)
 
 
 def pass_at_k(n, c, k):
-    """Unbiased chance that at least one of k samples is right, given c right among n: 1 - C(n-c, k) / C(n, k)."""
+    """Unbiased chance that one of k samples is right, given c right among n: 1 - C(n-c, k) / C(n, k)."""
     return 1. - math.comb(n - c, k) / math.comb(n, k)
+
+
+def pass_table(right, ks):
+    """pass@1, its standard error over problems and pass@k, from (problems, samples) of right or wrong."""
+    n, rates, counts = right.shape[1], right.double().mean(1), right.sum(1).tolist()
+    table = {f"pass@{k}": sum(pass_at_k(n, c, k) for c in counts) / len(counts) for k in sorted({1, *ks})}
+    se = rates.std().item() / len(rates) ** .5 if len(rates) > 1 else None
+    return table | {"pass@1_se": se, "n": n, "problems": len(right)}

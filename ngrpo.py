@@ -1,11 +1,10 @@
-r"""N-GRPO: GRPO whose rollouts now and then feed the model a blend of neighbouring words (arXiv 2606.10768,
-not to be taken for NGRPO, another paper).
+r"""N-GRPO (arXiv 2606.10768; NGRPO is another paper): rollouts that now and then read a blend of words.
 
 GRPO learns only where the completions of a prompt differ in reward, and sampling is its only source of
-difference. N-GRPO perturbs the model's input as well: at a random tenth of the steps the token is the argmax, and
-what is read next is not its embedding but a mixture of it and its nearest neighbours in the embedding table,
-weighted by the policy's own logits. The mixture stays close to a real word, so the text stays sensible. The update
-scores the same completions under the same mixed inputs. All else is plain GRPO.
+difference. N-GRPO perturbs the model's input as well: at a random tenth of the steps the token is the argmax,
+and what is read next is not its embedding but a mixture of it and its nearest neighbours in the embedding
+table, weighted by the policy's own logits. The mixture stays near a real word, so the text makes sense. The
+update scores the same completions under the same mixed inputs. All else is plain GRPO.
 
 At step t of a row, with logits z, temperature tau and the input embedding table E:
     m_t ~ Bernoulli(rho)                           the gate, from its own random numbers           (3.3)
@@ -17,7 +16,7 @@ At step t of a row, with logits z, temperature tau and the input embedding table
     J   = 1/G sum_i 1/|o_i| sum_t min(r A, clip(r, 1-eps, 1+eps) A) - beta KL,                     (13)
           r = pi(o_t | h) / pi_old(o_t | h), h being the history with its mixed inputs rebuilt
 
-Three words in two dimensions; the argmax is word 0, its neighbour by cosine word 1, the blend leans to word 0:
+Three words in two dimensions. The argmax is word 0, its neighbour by cosine word 1; they blend like this:
     >>> E, z = torch.tensor([[1., 0.], [.8, .6], [0., 1.]]), torch.tensor([[2., 1., 0.]])
     >>> candidates = nearest(E, z.argmax(-1), 2)
     >>> weight = z.gather(1, candidates).softmax(-1)
@@ -35,8 +34,7 @@ Where paper and released code part or the paper is silent, and what this file do
     D6 mixed steps stay in the loss (Eq. 13), though their token was not drawn: no true likelihood ratio there
     D7 mean of row means (Eq. 13); the release averages over tokens (--aggregation token)
     D8 clip .2 and k3 KL are the release's, the paper gives neither; std is unbiased; no dual clip
-    D9 mixing goes on after </think>; in the release it ends there
-    D10 pass@k is unbiased (Eq. 15); the published tables resample with replacement, which reads lower
+    D9 mixing goes on after </think>; pass@k is unbiased (Eq. 15), the paper's tables resample and read lower
 Left out: several GPUs, vLLM, LoRA, a value model, an entropy bonus.
 
     python ngrpo.py                       a minute on a laptop CPU: held-out accuracy from .3 to .9
@@ -45,7 +43,6 @@ Left out: several GPUs, vLLM, LoRA, a value model, an entropy bonus.
 """
 import copy
 import os
-import signal
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -59,12 +56,11 @@ from tqdm import tqdm
 from transformers.hf_argparser import HfArg
 
 from common import (batch_of, check_answer, decode, draws, encode_problems, export_model, has_sliding_layers,
-                    learning_rate, load_model, load_problems, new_cache, open_run, parse_config, pass_at_k,
-                    peak_gib, refuse, report, save_checkpoint, write_line)
+                    learning_rate, load_model, load_problems, micro_batches, new_cache, open_run, pass_table,
+                    parse_config, peak_gib, refuse, report, save_checkpoint, stop_on_signal, write_line)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# Shapes: B prompts, G group, N = B*G rows, P prompt tokens, T completion tokens, D hidden, K candidates,
-# V ids that may be sampled (a head may be padded beyond the tokenizer's last).
+# B prompts, G group, N = B*G rows, P prompt and T completion tokens, V ids to sample, D hidden, K candidates
 
 
 @dataclass
@@ -77,7 +73,6 @@ class Config:
     resume: str = HfArg(default="", help="output folder of a run to go on with, its settings included")
     device: str = HfArg(default="", help="empty: cuda if there is one, else cpu")
     compute_dtype: Literal["", "float32", "bfloat16"] = HfArg(default="", help="empty: bfloat16 on cuda only")
-    threads: int = HfArg(default=0, help="CPU threads, 0: torch's choice; tiny models are fastest on 1")
     seed: int = HfArg(default=1, help="of the order of problems, sampling and gates")
     prompt_format: str = HfArg(default="{question}", help="the user turn; literal braces are doubled")
     system: str = HfArg(default="", help="system turn, if any")
@@ -94,9 +89,8 @@ class Config:
     mix_rate: float = HfArg(default=.1, help="rho, share of steps that mix (paper .1); 0 is plain GRPO")
     mix_k: int = HfArg(default=3, help="K, candidates in a mixture, the anchor included (paper 3)")
     mix_metric: Literal["cosine", "l2", "l1"] = HfArg(default="cosine", help="of nearness (paper cosine)")
-    mixer: Literal["neighbour", "soft", "gaussian"] = HfArg(
-        default="neighbour", help="soft: the K likeliest tokens (Soft Thinking); gaussian: noise (STHT)")
-    mix_label: Literal["anchor", "sampled"] = HfArg(default="anchor", help="a mixed step's token (paper anchor)")
+    mixer: Literal["neighbour", "soft", "gaussian"] = HfArg(default="neighbour", help="others: baselines")
+    mix_label: Literal["anchor", "sampled"] = HfArg(default="anchor", help="token of a mixed step (D1)")
     mix_at_eval: bool = HfArg(default=False, help="mix in evaluation too (the paper's ablation)")
     # update
     objective: Literal["grpo", "gspo"] = HfArg(default="grpo", help="a ratio per token, or per row (N-GSPO)")
@@ -108,7 +102,7 @@ class Config:
     minibatches: int = HfArg(default=1, help="optimizer steps per pass, cut by prompts (release 4)")
     micro_tokens: int = HfArg(default=16384, help="tokens in one forward, padding included: memory only")
     grad_checkpoint: bool = HfArg(default=False, help="recompute layers in backward: less memory, slower")
-    lr: float = HfArg(default=1e-4, help="AdamW (paper 1e-6; 1e-4 suits the tiny model)")
+    lr: float = HfArg(default=3e-4, help="AdamW (paper 1e-6; 3e-4 suits the tiny model)")
     warmup: int = HfArg(default=5, help="steps of linear warm-up (release 0)")
     lr_schedule: Literal["constant", "linear", "cosine"] = HfArg(default="constant", help="release constant")
     weight_decay: float = HfArg(default=0., help="of AdamW (release .01)")
@@ -130,17 +124,15 @@ PAPER = dict(                                       # Table 6 and appendix A; wh
     steps=629, prompts=64, group=4, max_prompt_tokens=4096, max_new_tokens=8192, temperature=.7, kl_coef=.001,
     minibatches=4, lr=1e-6, warmup=0, weight_decay=.01, grad_checkpoint=True, max_rows=256, save_every=10,
     eval_every=50, eval_problems=500, eval_samples=32, eval_temperature=.6, eval_top_p=.95, ks=[1, 16, 32])
-PRESETS = dict(
-    tiny=dict(eval_data=[f"{HERE}/tiny/easy_test.jsonl"], threads=1), paper=PAPER,
-    one_gpu=PAPER | dict(steps=200, prompts=32, minibatches=2, max_prompt_tokens=1024, max_new_tokens=3072,
-                         max_rows=128, eval_data=["math-ai/amc23::test"], eval_samples=8, ks=[1, 4, 8]))   # ours
+PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/easy_test.jsonl"]), paper=PAPER, one_gpu=PAPER | dict(
+    steps=200, prompts=32, minibatches=2, max_prompt_tokens=1024, max_new_tokens=3072, max_rows=128,
+    eval_data=["math-ai/amc23::test"], eval_samples=8, ks=[1, 4, 8]))   # sizes are ours: a step takes minutes
 
 
-# --- sampling and scoring: the only places with a temperature and a softmax --------------------------------------
+# --- sampling and scoring: the only places with a temperature and a softmax ---------------------------------
 
 def vocab_logps(hidden, head, V, temperature):
     """Log-probs of the next token over the ids that may be sampled: (n, D) -> (n, V).
-
     In the head's own precision, outside autocast: a bfloat16 head is wrong by several hundredths."""
     with torch.autocast(hidden.device.type, enabled=False):
         bias = head.bias[:V] if head.bias is not None else None
@@ -162,7 +154,6 @@ def sample(logp, u, top_p=1.):
 
 def token_logps(hidden, targets, head, V, temperature, chunk_logits=2 ** 24):
     """Log-probs and entropies (no gradient) of targets: (M, D), (M,) -> (M,), (M,).
-
     In chunks that backward recomputes: no (N, T, V) tensor ever exists."""
     def chunk(hidden, targets):
         logp = vocab_logps(hidden, head, V, temperature)
@@ -173,12 +164,11 @@ def token_logps(hidden, targets, head, V, temperature, chunk_logits=2 ** 24):
     return map(torch.cat, zip(*(checkpoint(chunk, h, y, use_reentrant=False) for h, y in parts)))
 
 
-# --- the method --------------------------------------------------------------------------------------------------
+# --- the method ---------------------------------------------------------------------------------------------
 
 def nearest(table, ids, k, metric="cosine"):
-    """Candidates of anchors, (n,) -> (n, k): the anchor, then the k-1 nearest rows of table (V, D).  (5, 7, 8)
-
-    For cosine the rows have unit length. In row chunks: never a V x V matrix. Ties in topk's order."""
+    """Candidates of ids, (n,) -> (n, k): the anchor, then the k-1 nearest rows of table (V, D).  (5, 7, 8)
+    For cosine the rows have unit length. In chunks of anchors: never a V x V matrix. Ties in topk's order."""
     found = []
     for part in ids.split(max(1, 2 ** 26 // len(table))):
         if metric == "cosine":
@@ -202,22 +192,21 @@ def mix(embed, candidates, weight, noise=0.):
     return (weight[..., None] * rows).sum(-2).to(rows.dtype) + noise
 
 
-# --- rollout -----------------------------------------------------------------------------------------------------
+# --- rollout ------------------------------------------------------------------------------------------------
 
 @torch.no_grad()
 def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows=1024, gate=None, near=None,
-            table=None, mixer="neighbour", mix_k=3, mix_metric="cosine", mix_label="anchor", noise_rng=None):
-    """One completion for each row of u (N, T), uniforms; a prompt, a list of ids, serves N/B consecutive rows.
-
-    gate (N, T), on the CPU, says which steps mix; near and table are look_up's. Returns tokens, 0 past the end, and
-    their log-probs, both (N, longest), lengths (N,) with the EOS counted, and the mixtures: after token `step` of
-    row `row` the model read mix(embed, candidates, weight, noise), whose cosine to the anchor was `cosine`."""
+            table=None, mixer="neighbour", mix_k=3, mix_metric="cosine", mix_label="anchor"):
+    """One completion a row of the uniforms u (N, T); each prompt, a list of ids, serves N/B consecutive rows.
+    gate (N, T), on the CPU, says which steps mix; near, table: see look_up. Returns tokens, 0 past the end,
+    log-probs, both (N, longest), lengths (N,) with the EOS, and the mixtures: after token `step` of row
+    `row` the model read mix(embed, candidates, weight, noise), with that cosine to the anchor's embedding."""
     (N, T), device, body, embed = u.shape, u.device, model.base_model, model.get_input_embeddings()
     G, sliding, mixed = N // len(prompts), has_sliding_layers(model.config), []
     tokens, lengths = (torch.zeros(*shape, dtype=torch.long, device=device) for shape in ((N, T), (N,)))
     logps = torch.zeros(N, T, dtype=head.weight.dtype, device=device)
     for first in range(0, N, max_rows):
-        rows = torch.arange(first, min(first + max_rows, N))    # on the CPU, as gate is: indexing it is no sync
+        rows = torch.arange(first, min(first + max_rows, N))    # on the CPU, like gate: no sync to index it
         batch = prompts[first // G:rows[-1] // G + 1]
         P = max(map(len, batch))
         ids = torch.tensor([[0] * (P - len(p)) + p for p in batch], device=device)
@@ -226,7 +215,7 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
         hidden = body(inputs_embeds=embed(ids), attention_mask=mask, position_ids=position, cache=cache,
                       use_cache=True).last_hidden_state[:, -1]
         where, parent = rows.to(device), (rows // G - first // G).to(device)
-        cache.batch_select_indices(parent)                      # each prompt was read once; its rows go on from it
+        cache.batch_select_indices(parent)                      # a prompt is read once, for all its rows
         hidden, position, done = hidden[parent], mask.sum(1)[parent], parent < 0
         mask = torch.cat([mask[parent], mask.new_ones(len(rows), T)], 1).bool()
         for t in tqdm(range(T), desc="rollout", disable=None, leave=False):
@@ -237,11 +226,11 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
                 anchor, noise = logp[m].argmax(-1), torch.zeros(len(m), 1, device=device)             # (6)
                 if mixer == "neighbour":
                     candidates = look_up(near, table, anchor, mix_metric)                             # (7, 8)
-                elif mixer == "soft":
+                elif mixer == "soft":                           # Soft Thinking: the likeliest tokens
                     candidates = logp[m].topk(mix_k).indices
-                else:                                           # noise a third as large as the embedding
+                else:                                           # STHT: noise a third the embedding's size
                     candidates, e = anchor[:, None], embed(anchor)
-                    noise = torch.randn(e.shape, generator=noise_rng).to(e) * .33 * e.square().mean(1, True).sqrt()
+                    noise = .33 * e.square().mean(1, True).sqrt() * torch.randn_like(e)
                 weight = logp[m].gather(1, candidates).softmax(-1)                                    # (9)
                 blend = mix(embed, candidates, weight, noise).to(embed.weight.dtype)                  # (10)
                 cosine = F.cosine_similarity(blend.float(), embed(anchor).float(), dim=1)
@@ -251,7 +240,7 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
             logps[where, t] = logp.gather(1, token[:, None])[:, 0].where(~done, 0)
             lengths[where] += ~done
             done |= torch.isin(token, eos_ids)
-            finished = int(done.sum()) if t % 16 == 0 or not u.is_cuda else 0   # on CUDA this waits for the GPU
+            finished = int(done.sum()) if t % 16 == 0 or not u.is_cuda else 0   # on CUDA it waits for the GPU
             if finished == len(rows) or t == T - 1:
                 break
             x = embed(token)
@@ -264,16 +253,15 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
                     v[keep.to(v.device)] for v in (rows, where, x, mask, position, done))
             # a 4-D mask spares transformers a look at its values (a sync), but would hide a sliding window
             seen = mask[:, :P + t + 1] if sliding else mask[:, None, None, :P + t + 1]
-            hidden = body(inputs_embeds=x[:, None], attention_mask=seen, position_ids=position[:, None],
+            hidden = body(inputs_embeds=x[:, None], attention_mask=seen, position_ids=(position + t)[:, None],
                           cache=cache, use_cache=True).last_hidden_state[:, -1]
-            position = position + 1
     longest, mixed = int(lengths.max()), [torch.cat(v) for v in zip(*mixed)] or [lengths.new_zeros(0, 1)] * 6
-    alive = (mixed[1] < lengths[mixed[0]]).nonzero()[:, 0]      # a finished row may have gone on for some steps
+    alive = (mixed[1] < lengths[mixed[0]]).nonzero()[:, 0]      # a finished row may have gone on for a while
     mixed = dict(zip(("row", "step", "candidates", "weight", "noise", "cosine"), (v[alive] for v in mixed)))
     return tokens[:, :longest], logps[:, :longest], lengths, mixed
 
 
-# --- reward, advantage, loss -------------------------------------------------------------------------------------
+# --- reward, advantage, loss --------------------------------------------------------------------------------
 
 def reward(completion, gold):
     """1 if the final answer is right, else 0; a truncated completion is graded like any other."""
@@ -282,15 +270,14 @@ def reward(completion, gold):
 
 def advantages(rewards):
     """(B, G) -> (B, G), normalised in each group; exactly 0 in a dead group, one without spread.  (12)"""
-    dead = rewards.amin(1, True) == rewards.amax(1, True)       # float means of equal rewards are off by rounding
+    dead = rewards.amin(1, True) == rewards.amax(1, True)       # the float mean of equal rewards may differ
     normed = (rewards - rewards.mean(1, True)) / (rewards.std(1, keepdim=True) + 1e-6)
     return normed.masked_fill(dead, 0)
 
 
 def score(model, sequences, lengths, rows, mixed, V, temperature, bfloat16=False):
-    """Log-probs, entropies and mask, each (n, longest), of the completions: the ends of sequences[r], r in rows.
-
-    One forward without cache. Padding is on the right, where causal attention never looks, so no mask is needed.
+    """Log-probs, entropies and mask, each (n, longest), of the completions that end sequences[r], r in rows.
+    One forward without cache. Padding is on the right, where causal attention never looks: it needs no mask.
     Mixed inputs are rebuilt from the current table with the recorded weights (D5)."""
     embed, T, lengths = model.get_input_embeddings(), int(lengths.max()), lengths[rows]
     ids = pad_sequence([sequences[r] for r in rows], batch_first=True)
@@ -305,18 +292,17 @@ def score(model, sequences, lengths, rows, mixed, V, temperature, bfloat16=False
         hidden = model.base_model(inputs_embeds=x, use_cache=False).last_hidden_state
     mask = torch.arange(T, device=ids.device) < lengths[:, None]
     i, t = mask.nonzero(as_tuple=True)
-    h, y = hidden[i, P[i] + t - 1], ids[i, P[i] + t]            # the token at t is predicted by the state before it
+    h, y = hidden[i, P[i] + t - 1], ids[i, P[i] + t]            # the state before a token predicts it
     flat = token_logps(h, y, model.get_output_embeddings(), V, temperature)
     return *(v.new_zeros(mask.shape).index_put((i, t), v) for v in flat), mask
 
 
 def policy_loss(logp, old, advantage, mask, clip_low, clip_high, objective="grpo"):
     """Clipped surrogate, negated: (n, T) log-probs, (n,) advantages -> loss (n, T), clipped (n, T).  (13)
-
-    On the first pass every ratio is 1 and a group's advantages sum to 0, so the loss starts at 0. Its gradient
-    does not: watch reward, gradient norm and clipped share, not the loss."""
+    On the first pass every ratio is 1 and a group's advantages sum to 0: the loss starts at 0, but not its
+    gradient. Watch reward, gradient norm and clipped share, not the loss."""
     log_ratio = (logp - old).clamp(-20, 20)
-    if objective == "gspo":                     # the geometric mean of the row's ratios, at each of its tokens
+    if objective == "gspo":                     # the geometric mean of a row's ratios, at each of its tokens
         log_ratio = ((log_ratio * mask).sum(1, True) / mask.sum(1, True)).expand_as(logp)
     ratio, A = log_ratio.exp(), advantage[:, None]
     plain, clipped = ratio * A, ratio.clamp(1 - clip_low, 1 + clip_high) * A
@@ -330,68 +316,56 @@ def k3(logp, ref):
 
 
 def reduce(lengths, group, aggregation):
-    """What a token's loss weighs in the update, by row: (N,) -> (N,). Dead rows count in every denominator."""
-    lengths = lengths.double()
+    """What a token's loss weighs in the update, by row: (N,) -> (N,). Dead rows stay in the denominators."""
     if aggregation == "sequence":               # mean of row means: a token of a long row counts less
-        return 1 / (len(lengths) * lengths)
+        return 1 / (len(lengths) * lengths.double())
     if aggregation == "group":                  # token mean in each group, then mean of groups
-        return (group / len(lengths) / lengths.view(-1, group).sum(1)).repeat_interleave(group)
-    return (1 / lengths.sum()).expand(len(lengths))             # token mean of the update
+        return (group / len(lengths) / lengths.double().view(-1, group).sum(1)).repeat_interleave(group)
+    return (1 / lengths.double().sum()).expand(len(lengths))    # token mean of the update
 
 
-def micro_batches(rows, sequences, micro_tokens):
-    """Rows, longest first, cut so that rows x longest <= micro_tokens; a longer row goes alone."""
-    rows = sorted(rows.tolist(), key=lambda r: -len(sequences[r]))
-    while rows:
-        count = max(1, micro_tokens // len(sequences[rows[0]]))
-        yield rows[:count]
-        rows = rows[count:]
+# --- evaluation ---------------------------------------------------------------------------------------------
 
-
-# --- evaluation --------------------------------------------------------------------------------------------------
-
-def evaluate(model, tokenizer, problems, samples, ks, max_new_tokens, mix_rate=0., **how):
-    """pass@1, its standard error over problems, unbiased pass@k; `how` goes to rollout.
-
+def evaluate(model, tokenizer, problems, samples, ks, max_new_tokens, temperature, top_p, mix_rate=0., **how):
+    """pass@1, its standard error and pass@k of sampled completions; temperature 0 is greedy, `how` rollout's.
     The draws are the same at every call: evaluations are paired, and their number changes no training."""
-    shape = (len(problems) * samples, max_new_tokens)
+    torch.manual_seed(0)                                        # of gaussian's noise, nothing else
+    u, gate = (draws(0, 0, stream, (len(problems) * samples, max_new_tokens)) for stream in (2, 3))
     tokens, _, lengths, _ = rollout(
-        model, prompts=[p["prompt"] for p in problems], u=draws(0, 0, 2, shape).to(how["eos_ids"].device),
-        gate=draws(0, 0, 3, shape) < mix_rate if mix_rate else None, **how)
+        model, prompts=[p["prompt"] for p in problems], u=u.to(how["eos_ids"].device),
+        gate=gate < mix_rate if mix_rate else None, temperature=temperature or 1.,
+        top_p=top_p if temperature else 0., **how)
     texts = decode(tokenizer, tokens, lengths)
-    right = torch.tensor([reward(text, problems[i // samples]["answer"]) for i, text in enumerate(texts)])
-    counts = right.view(-1, samples).sum(1).int().tolist()
-    at_k = {f"pass@{k}": sum(pass_at_k(samples, c, k) for c in counts) / len(counts) for k in sorted({1, *ks})}
-    se = right.view(-1, samples).mean(1).std().item() / len(counts) ** .5 if len(counts) > 1 else None
-    return at_k | {"pass@1_se": se, "n": samples, "problems": len(problems)}
+    right = [reward(text, problems[i // samples]["answer"]) == 1 for i, text in enumerate(texts)]
+    return pass_table(torch.tensor(right).view(-1, samples), ks)
 
 
-# --- training ----------------------------------------------------------------------------------------------------
+# --- training -----------------------------------------------------------------------------------------------
 
 def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
     """The loop. Leaves metrics.jsonl, samples.jsonl, state.pt and model/ in the folder `out`."""
     device, bfloat16, head = eos_ids.device, cfg.compute_dtype == "bfloat16", model.get_output_embeddings()
     B, G, N, T = cfg.prompts, cfg.group, cfg.prompts * cfg.group, cfg.max_new_tokens
     reference = copy.deepcopy(model).requires_grad_(False) if cfg.kl_coef else None     # never changes
+    anchors = torch.arange(V if device.type == "cuda" else 0, device=device)    # searched before a rollout
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay)
     if state:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
+        anchors = state["anchors"].to(device)
     actor = copy.deepcopy(model) if bfloat16 else model                                 # what rolls out
     if cfg.grad_checkpoint:
         model.activation_checkpointing_enable()
     how = dict(head=head, eos_ids=eos_ids, V=V, max_rows=cfg.max_rows, mixer=cfg.mixer, mix_k=cfg.mix_k,
                mix_metric=cfg.mix_metric, mix_label=cfg.mix_label)
     scoring = dict(V=V, temperature=cfg.temperature, bfloat16=bfloat16)
-    anchors = torch.arange(V if device.type == "cuda" else 0, device=device)    # searched before the rollout
-    stop = []
-    for s in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(s, lambda *_: stop.append(print("stopping after this step", flush=True)))
+    stop = stop_on_signal()
 
     for done in range(state["step"] if state else 0, cfg.steps + 1):            # steps that lie behind
         last = done == cfg.steps or bool(stop)
         if done and (last or cfg.save_every and done % cfg.save_every == 0):
-            save_checkpoint(out, dict(step=done, model=model.state_dict(), optimizer=optimizer.state_dict()))
+            save_checkpoint(out, dict(step=done, model=model.state_dict(), optimizer=optimizer.state_dict(),
+                                      anchors=anchors))
         model.eval()
         for p, q in zip(actor.parameters(), model.parameters()):
             p.data = q.data.bfloat16() if bfloat16 else q.data  # parameters only: RoPE's buffers stay float32
@@ -401,32 +375,31 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
             how["near"] = torch.full((V, cfg.mix_k), -1, device=device)
             how["near"][anchors] = nearest(how["table"], anchors, cfg.mix_k, cfg.mix_metric)
         if not stop and (done == 0 or last or cfg.eval_every and done % cfg.eval_every == 0):
-            greedy = cfg.eval_temperature == 0
             for name, rows in eval_sets:
                 report(out, "eval", done, data=name, **evaluate(
-                    actor, tokenizer, rows, cfg.eval_samples, cfg.ks, T, cfg.mix_rate * cfg.mix_at_eval,
-                    temperature=cfg.eval_temperature or 1., top_p=0. if greedy else cfg.eval_top_p,
-                    noise_rng=torch.Generator().manual_seed(0), **how))
+                    actor, tokenizer, rows, cfg.eval_samples, cfg.ks, T, cfg.eval_temperature, cfg.eval_top_p,
+                    cfg.mix_rate * cfg.mix_at_eval, **how))
         if last:
             break
 
         step, clock = done + 1, [time.time()]
         batch = batch_of(problems, B, step, cfg.seed)
-        prompts = [p["prompt"] for p in batch]
+        prompts, golds = [p["prompt"] for p in batch], [p["answer"] for p in batch]
+        u, gate = (draws(cfg.seed, step, stream, (N, T)) for stream in (0, 1))
+        torch.manual_seed(cfg.seed * 2 ** 32 + step)            # of gaussian's noise, nothing else
         tokens, sampled, lengths, mixed = rollout(
-            actor, prompts=prompts, u=draws(cfg.seed, step, 0, (N, T)).to(device), temperature=cfg.temperature,
-            gate=draws(cfg.seed, step, 1, (N, T)) < cfg.mix_rate if cfg.mix_rate else None,
-            noise_rng=torch.Generator().manual_seed(cfg.seed * 2 ** 32 + step), **how)
+            actor, prompts=prompts, u=u.to(device), temperature=cfg.temperature,
+            gate=gate < cfg.mix_rate if cfg.mix_rate else None, **how)
         clock.append(time.time())
         texts = decode(tokenizer, tokens, lengths)
-        rewards = torch.tensor([reward(text, batch[i // G]["answer"]) for i, text in enumerate(texts)]).double()
-        A = advantages(rewards.view(B, G)).flatten()
+        rewards = torch.tensor([reward(text, golds[i // G]) for i, text in enumerate(texts)])
+        A = advantages(rewards.double().view(B, G)).flatten()
         clock.append(time.time())
 
         model.train()                                           # for layer checkpointing; every dropout is 0
         sequences = [torch.cat([torch.tensor(prompts[i // G], device=device), tokens[i, :n]])
                      for i, n in enumerate(lengths.tolist())]
-        live = A != 0 if reference is None else A == A          # a dead row's gradient is 0: KL or nothing
+        live = A != 0 if reference is None else torch.ones(N, dtype=torch.bool)     # dead rows: KL at most
         A, old, ref = A.to(sampled), torch.zeros_like(sampled), torch.zeros_like(sampled)
         parts = [p.flatten() for p in torch.arange(N).view(B, G).chunk(cfg.minibatches)] * cfg.inner_epochs
         with torch.no_grad():                                   # with one update, old is the new, detached
@@ -442,32 +415,33 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
             for rows in micro_batches(part[live[part]], sequences, cfg.micro_tokens):
                 logp, entropy, mask = score(model, sequences, lengths, rows, mixed, **scoring)
                 was = old[rows] if len(parts) > 1 else logp.detach()
-                loss, clipped = policy_loss(logp, was, A[rows], mask, cfg.clip_low, cfg.clip_high, cfg.objective)
+                loss, clip = policy_loss(logp, was, A[rows], mask, cfg.clip_low, cfg.clip_high, cfg.objective)
                 kl = k3(logp, ref[rows]) * mask if reference else torch.zeros_like(loss)
                 ((loss * mask + cfg.kl_coef * kl).sum(1) * share[rows]).sum().backward()
                 gap = (was - sampled[rows]).abs() * mask
                 worst = max(worst, gap.max().item())
-                for name, value in zip(("tokens", "gap", "clip", "entropy", "kl"), (mask, gap, clipped, entropy, kl)):
+                for name, value in dict(tokens=mask, gap=gap, clip=clip, entropy=entropy, kl=kl).items():
                     sums[name] += value.detach().sum().item()
-            if live[part].any():                                # nothing live: momentum must not move the weights
+            if live[part].any():                                # else momentum alone would move the weights
                 norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip).item())
                 optimizer.step()
                 optimizer.zero_grad()
-        anchors = mixed["candidates"][:, :1].unique() if device.type == "cpu" else anchors    # most come again
+        if device.type == "cpu":
+            anchors = mixed["candidates"][:, :1].unique()       # most of them will come again
         clock.append(time.time())
 
-        seen, ends = max(1, sums["tokens"]), tokens.gather(1, lengths[:, None] - 1)[:, 0]
-        report(out, "step", step, reward=rewards, correct=rewards == 1, dead=A.view(B, G).eq(0).all(1), length=lengths,
-               truncated=~torch.isin(ends, eos_ids), clip_frac=sums["clip"] / seen, logp_gap=sums["gap"] / seen,
-               logp_gap_max=worst, entropy=sums["entropy"] / seen, kl=sums["kl"] / seen, grad_norm=torch.tensor(norms),
-               mixed_share=len(mixed["row"]) / lengths.sum().item(), mix_cosine=mixed["cosine"],
-               mix_cosine_min=min(mixed["cosine"].tolist(), default=None), anchor_weight=mixed["weight"][:, :1],
-               seconds_rollout=clock[1] - clock[0], seconds_score=clock[2] - clock[1],
-               seconds_update=clock[3] - clock[2], tokens_per_s=lengths.sum().item() / (clock[3] - clock[0]),
-               peak_gib=peak_gib(device))
+        seen, count = max(1, sums["tokens"]), lengths.sum().item()
+        ended = torch.isin(tokens.gather(1, lengths[:, None] - 1), eos_ids)
+        report(out, "step", step, reward=rewards, correct=rewards == 1, dead=A.view(B, G).eq(0).all(1),
+               length=lengths, truncated=~ended, clip_frac=sums["clip"] / seen, logp_gap=sums["gap"] / seen,
+               logp_gap_max=worst, entropy=sums["entropy"] / seen, kl=sums["kl"] / seen,
+               grad_norm=torch.tensor(norms), peak_gib=peak_gib(device), mix_cosine=mixed["cosine"],
+               mixed_share=len(mixed["row"]) / count, mix_cosine_min=min(mixed["cosine"], default=None),
+               anchor_weight=mixed["weight"][:, :1], tokens_per_s=count / (clock[-1] - clock[0]),
+               **{f"seconds_{k}": b - a for k, a, b in zip(("rollout", "score", "update"), clock, clock[1:])})
         for i in (0, N - 1):
             write_line(out, "samples.jsonl", step=step, prompt=tokenizer.decode(prompts[i // G]),
-                       completion=texts[i], answer=batch[i // G]["answer"], reward=rewards[i].item())
+                       completion=texts[i], answer=golds[i // G], reward=rewards[i].item())
     export_model(model, tokenizer, out)
 
 

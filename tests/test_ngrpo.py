@@ -11,7 +11,8 @@ import torch
 
 import ngrpo
 from conftest import random_model
-from ngrpo import (advantages, evaluate, k3, look_up, micro_batches, mix, nearest, policy_loss, reduce, rollout, sample,
+from common import micro_batches
+from ngrpo import (advantages, evaluate, k3, look_up, mix, nearest, policy_loss, reduce, rollout, sample,
                    score, token_logps, vocab_logps)
 
 
@@ -33,7 +34,7 @@ def mixing(s, rate_gate=True, k=3, metric="cosine", **more):
     table = s.model.get_input_embeddings().weight.detach()[:s.V]
     table = torch.nn.functional.normalize(table, dim=1) if metric == "cosine" else table
     return dict(gate=s.gate if rate_gate else None, near=torch.full((s.V, k), -1), table=table, mix_k=k,
-                mix_metric=metric, noise_rng=torch.Generator().manual_seed(5), **more)
+                mix_metric=metric, **more)
 
 
 def run(s, temperature=.8, **more):
@@ -470,7 +471,7 @@ def test_evaluation_counts(monkeypatch, setup):
     monkeypatch.setattr(ngrpo, "decode", lambda *_: [""] * 12)
     monkeypatch.setattr(ngrpo, "reward", lambda *_: float(next(flat)))
     problems = [dict(prompt=p, answer="") for p in s.prompts]
-    got = evaluate(s.model, None, problems, 4, [2, 4], 3, head=s.head, eos_ids=s.eos, V=s.V, temperature=1.)
+    got = evaluate(s.model, None, problems, 4, [2, 4], 3, 1., 1., head=s.head, eos_ids=s.eos, V=s.V)
     assert got["pass@1"] == pytest.approx(5 / 12) and got["pass@2"] == pytest.approx((.5 + 1 + 0) / 3)
     assert got["pass@4"] == pytest.approx(2 / 3)
     assert got["pass@1_se"] == pytest.approx(np.std([.25, 1, 0], ddof=1) / math.sqrt(3))

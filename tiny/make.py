@@ -1,16 +1,17 @@
-"""Make everything in tiny/: word problems in four phrasings, a tokenizer, and a small language model.
+"""Make everything in tiny/: word problems in four phrasings, a tokenizer, and small language models.
 
-    python tiny/make.py [--out tiny] [--seed 0]
+    python tiny/make.py [--out tiny] [--seed 0] [--base weights.pt]
 
 The learner is pretrained in two supervised phases, which is what leaves reinforcement learning something to do:
-A) worked solutions only, `12+7=19;19-4=15;\\boxed{15}`, until it can do the sums (97 % of held-out problems);
+A) worked solutions only, `12+7=19;19-4=15;\\boxed{15}`, until it can do the sums;
 B) a mixture of strategies that depends on the phrasing: work it out, guess at once, stop early, or take the last
-   step the wrong way (MIXTURE below). Guessing is the most common beginning, so the sampled accuracy falls to about
-   30 % while almost every problem is still solved within 32 tries: the right strategy is rare, not absent.
+   step the wrong way (EASY below). Guessing is the most common beginning, so the sampled accuracy falls to about
+   30 % while almost every problem is still solved within 16 tries: the right strategy is rare, not absent.
 
-Takes about SECONDS_PLACEHOLDER. Prints the held-out accuracy after each phase.
+Takes TIME on one core. --base keeps the weights after phase A in a file, or takes them from it.
 """
 import argparse
+import copy
 import hashlib
 import json
 import math
@@ -20,25 +21,36 @@ import re
 import sys
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, ".."))
 
-import torch
-import torch.nn.functional as F
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
+
+import ngrpo  # noqa: E402
+from common import check_answer, decode, draws, encode_prompt  # noqa: E402
 
 NAMES = "Ann Ben Eve Ian Joe Kim Leo Mia Ned Sue Tom Zoe".split()
 THINGS = "apples books cards coins eggs keys nuts pens shells stamps".split()
 GAIN = "buys finds gets wins".split()
 LOSE = "drops eats loses sells".split()
 KINDS = ("compare", "chain", "groups")
-SPLIT = r"\\boxed\{| ?[A-Za-z]+|\d|\n|[^\sA-Za-z\d]| "        # one regex; every character falls into some token
+STYLES = ("narrative", "question first", "given and find", "reversed")
+STRATEGIES = ("worked", "guess", "early", "wrong last")
+SPLIT = r"\\boxed\{| ?[A-Za-z]+|\d|\n|[^\sA-Za-z\d]| "      # one regex, and no character falls outside it
 
-# share of (worked, guess, stop early, last step wrong) for each of the four phrasings
-MIXTURE = ((.44, .48, .03, .05), (.40, .48, .04, .08), (.24, .58, .07, .11), (.14, .60, .09, .17))
+# share of each strategy, by phrasing
+EASY = ((.44, .48, .03, .05), (.40, .48, .04, .08), (.24, .58, .07, .11), (.14, .60, .09, .17))
+WORKED = ((1, 0, 0, 0),) * 4
 
 
-# --- problems --------------------------------------------------------------------------------------------------
+# --- problems -----------------------------------------------------------------------------------------------
+
+def apply(op, a, b):
+    return {"+": a + b, "-": a - b, "*": a * b}[op]
+
 
 def make_problem(rng, kind):
     """A start and two or three operations whose every intermediate value lies in 1..99."""
@@ -48,24 +60,23 @@ def make_problem(rng, kind):
         for i in range(rng.choice((2, 2, 3))):
             op = "*" if kind == "groups" and i == 0 else rng.choice("+-")
             n = rng.randint(2, 9) if op == "*" else rng.randint(2, 30)
-            value = {"+": value + n, "-": value - n, "*": value * n}[op]
+            value = apply(op, value, n)
             steps.append((op, n))
             if not 1 <= value <= 99:
                 break
         else:
-            names = rng.sample(NAMES, 4)
             verbs = [rng.choice(GAIN if op == "+" else LOSE) for op, _ in steps]
-            return dict(kind=kind, start=start, steps=steps, names=names, thing=rng.choice(THINGS), verbs=verbs)
+            return dict(kind=kind, start=start, steps=steps, verbs=verbs, names=rng.sample(NAMES, 4),
+                        thing=rng.choice(THINGS))
 
 
 def held_out(p):
-    """One eighth of all problems, chosen by their numbers and operations alone: no test sum is in any training set."""
-    key = json.dumps([p["kind"], p["start"], p["steps"]]).encode()
-    return hashlib.sha256(key).digest()[0] < 32
+    """One eighth of all problems, by numbers and operations alone: no test sum is ever trained on."""
+    return hashlib.sha256(json.dumps([p["kind"], p["start"], p["steps"]]).encode()).digest()[0] < 32
 
 
 def phrase(p, style):
-    """The question in one of four phrasings: 0 narrative, 1 question first, 2 given and find, 3 reversed order."""
+    """The question in one of the four STYLES."""
     names, thing, a = p["names"], p["thing"], p["start"]
     who = names[len(p["steps"])] if p["kind"] == "compare" else names[0]
     if p["kind"] == "compare":
@@ -73,11 +84,9 @@ def phrase(p, style):
         for i, (op, n) in enumerate(p["steps"]):
             facts.append(f"{names[i + 1]} has {n} {'more' if op == '+' else 'fewer'} than {names[i]}")
     else:
-        facts = [f"{who} has {a} {thing}"]
-        events = list(zip(p["verbs"], p["steps"]))
+        facts, events = [f"{who} has {a} {thing}"], list(zip(p["verbs"], p["steps"]))
         if p["kind"] == "groups":
-            facts = [f"{who} has {a} boxes of {p['steps'][0][1]} {thing}"]
-            events = events[1:]
+            facts, events = [f"{who} has {a} boxes of {p['steps'][0][1]} {thing}"], events[1:]
         facts += [f"{who} {verb} {n}" for verb, (_, n) in events]
     if style == 0:
         return ". ".join(facts) + f". How many {thing} does {who} have?"
@@ -90,48 +99,49 @@ def phrase(p, style):
 
 
 def solve(p, strategy, rng):
-    """A completion. The strategies: worked, guess, early, wrong_last."""
+    """A completion by one of the STRATEGIES."""
     if strategy == "guess":
         return f"\\boxed{{{rng.randint(1, 99)}}}"
-    steps = list(p["steps"])
+    steps, value, text = list(p["steps"]), p["start"], ""
     if strategy == "early":
         steps = steps[:-1]
-    if strategy == "wrong_last":
-        steps[-1] = ({"+": "-", "-": "+", "*": "+"}[steps[-1][0]], steps[-1][1])
-    value, text = p["start"], ""
+    if strategy == "wrong last":
+        steps[-1] = ("-" if steps[-1][0] == "+" else "+", steps[-1][1])
     for op, n in steps:
-        after = {"+": value + n, "-": value - n, "*": value * n}[op]
+        after = apply(op, value, n)
         text, value = text + f"{value}{op}{n}={after};", after
     return text + f"\\boxed{{{value}}}"
 
 
-def answer(p):
-    return solve(p, "worked", None).split("{")[1][:-1]
-
-
-def problem_set(rng, count, test):
-    """`count` distinct problems, the kinds in turn, each asked in one phrasing, with the other three beside it."""
+def problem_set(rng, count, test, styles=(0, 1, 2, 3), kinds=KINDS):
+    """`count` distinct problems, the kinds in turn, each asked in one of `styles`, the other phrasings beside it."""
     rows, seen = [], set()
     while len(rows) < count:
-        p = make_problem(rng, KINDS[len(rows) % 3])
-        key = (p["kind"], p["start"], tuple(p["steps"]))
-        if held_out(p) != test or key in seen:
-            continue
-        seen.add(key)
-        style = rng.randrange(4)
-        rows.append(dict(id=f"{p['kind']}-{len(rows)}", question=phrase(p, style), answer=answer(p), rephrasings=[
-            dict(text=phrase(p, s), kind=("narrative", "question first", "given and find", "reversed")[s],
-                 source="tiny/make.py") for s in range(4) if s != style]))
+        p = make_problem(rng, kinds[len(rows) % len(kinds)])
+        worked, style = solve(p, "worked", rng), rng.choice(styles)
+        if held_out(p) == test and (p["kind"], worked) not in seen:
+            seen.add((p["kind"], worked))
+            rows.append(dict(
+                id=f"{p['kind']}-{len(rows)}", question=phrase(p, style), answer=worked.split("{")[1][:-1],
+                worked=worked, rephrasings=[dict(text=phrase(p, s), kind=STYLES[s], source="tiny/make.py")
+                                            for s in range(4) if s != style]))
     return rows
 
 
-# --- tokenizer and model ---------------------------------------------------------------------------------------
+def write(folder, name, rows):
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, name), "w") as f:
+        f.writelines(json.dumps(row) + "\n" for row in rows)
 
-def make_tokenizer(rng):
-    """Word level, one regex split, a token carries the space before it: decoding is joining."""
-    texts = [phrase(p, s) for p in (make_problem(rng, k) for k in KINDS for _ in range(2000)) for s in range(4)]
+
+# --- tokenizer and model ------------------------------------------------------------------------------------
+
+def make_tokenizer():
+    """Word level, one regex split, a word carries the space before it: decoding is joining."""
+    rng = random.Random("words")
+    texts = [phrase(make_problem(rng, kind), s) for kind in KINDS for s in range(4) for _ in range(500)]
     words = {w for t in texts for w in re.findall(SPLIT, t)} | set("0123456789+-*=;{},.?:\n ") | {"\\boxed{"}
-    words |= set(NAMES) | {" " + n for n in NAMES}
+    words |= set(NAMES) | {" " + w for w in NAMES + THINGS + GAIN + LOSE}
     vocab = {w: i for i, w in enumerate(["<eos>", "<unk>"] + sorted(words))}
     tok = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     tok.pre_tokenizer = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
@@ -143,23 +153,33 @@ def make_tokenizer(rng):
 
 
 def make_model(tok, layers=4, dim=128, ffn=384, heads=4, kv_heads=2):
-    eos = tok.eos_token_id
     return LlamaForCausalLM(LlamaConfig(
         vocab_size=len(tok), hidden_size=dim, intermediate_size=ffn, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=256,
-        tie_word_embeddings=True, bos_token_id=None, eos_token_id=eos, pad_token_id=None))
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=tok.eos_token_id, pad_token_id=None))
 
 
-# --- supervised pretraining ------------------------------------------------------------------------------------
+def save(model, tok, folder):
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+    tok.save_pretrained(folder)
 
-def pretrain(model, tok, draw, steps, lr, batch):
-    """`steps` AdamW steps on fresh (question, completion) pairs from draw(); the loss is on the completion alone."""
+
+# --- supervised pretraining and measuring -------------------------------------------------------------------
+
+def pretrain(model, tok, stage, mixture, steps, lr, batch):
+    """AdamW on fresh (question, completion) pairs, problems held out excepted; the loss is on completions only."""
+    rng, eos = random.Random(stage), tok.eos_token_id
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(.9, .95), weight_decay=0.)
     model.train()
     for step in range(steps):
-        for g in optimizer.param_groups:                       # 50 steps of warm-up, then a cosine to a tenth
-            g["lr"] = lr * min((step + 1) / 50, .55 + .45 * math.cos(math.pi * step / steps))
-        rows = [(tok(q + "\n").input_ids, tok(c).input_ids + [tok.eos_token_id]) for q, c in map(draw, range(batch))]
+        for group in optimizer.param_groups:                    # 50 steps of warm-up, a cosine down to a tenth
+            group["lr"] = lr * min((step + 1) / 50, .55 + .45 * math.cos(math.pi * step / steps))
+        rows = []
+        while len(rows) < batch:
+            p, style = make_problem(rng, rng.choice(KINDS)), rng.randrange(4)
+            if not held_out(p):
+                text = solve(p, rng.choices(STRATEGIES, mixture[style])[0], rng)
+                rows.append((encode_prompt(tok, phrase(p, style)), tok(text).input_ids + [eos]))
         width = max(len(q) + len(c) for q, c in rows)
         ids = torch.tensor([q + c + [0] * (width - len(q) - len(c)) for q, c in rows])
         labels = torch.tensor([[-100] * len(q) + c + [-100] * (width - len(q) - len(c)) for q, c in rows])
@@ -169,63 +189,60 @@ def pretrain(model, tok, draw, steps, lr, batch):
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
         optimizer.step()
-        if (step + 1) % 100 == 0:
-            print(f"  step {step + 1}: loss {loss.item():.4f}", flush=True)
+        if (step + 1) % 200 == 0:
+            print(f"  {stage}, step {step + 1}: loss {loss.item():.4f}", flush=True)
 
 
-@torch.no_grad()
-def accuracy(model, tok, rows, samples=8, max_new_tokens=40):
-    """Sampled accuracy by plain recomputation, no cache: share of right boxed answers."""
+def sample(model, tok, questions, n):
+    """`n` completions of each question, at temperature 1."""
     model.eval()
-    right = 0
-    for row in rows:
-        prompt = tok(row["question"] + "\n").input_ids
-        ids, done = torch.tensor([prompt] * samples), torch.zeros(samples, dtype=torch.bool)
-        for _ in range(max_new_tokens):
-            token = torch.multinomial(model(input_ids=ids).logits[:, -1].softmax(-1), 1)
-            ids, done = torch.cat([ids, token], 1), done | (token[:, 0] == tok.eos_token_id)
-            if done.all():
-                break
-        for text in tok.batch_decode(ids[:, len(prompt):]):
-            right += text.split("<eos>")[0].endswith(f"\\boxed{{{row['answer']}}}")
-    return right / len(rows) / samples
+    u = draws(0, 0, 5, (len(questions) * n, 48))
+    tokens, _, lengths, _ = ngrpo.rollout(
+        model, model.get_output_embeddings(), [encode_prompt(tok, q) for q in questions], u, 1.,
+        torch.tensor([tok.eos_token_id]), len(tok))
+    texts = decode(tok, tokens, lengths)
+    return [texts[i * n:(i + 1) * n] for i in range(len(questions))]
 
 
-def draw(rng, mixture):
-    """An endless source of training pairs; mixture is a row of four shares for each phrasing."""
-    def one(_):
-        p = make_problem(rng, rng.choice(KINDS))
-        while held_out(p):
-            p = make_problem(rng, rng.choice(KINDS))
-        style = rng.randrange(4)
-        strategy = rng.choices(("worked", "guess", "early", "wrong_last"), mixture[style])[0]
-        return phrase(p, style), solve(p, strategy, rng)
-    return one
+def accuracy(model, tok, rows, n=8):
+    """Share of right answers, in all and among the worked ones of the question as it is asked."""
+    texts = sample(model, tok, [r["question"] for r in rows], n)
+    right = [check_answer(t, r["answer"]) for r, group in zip(rows, texts) for t in group]
+    return sum(right) / len(right)
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", default=os.path.dirname(os.path.abspath(__file__)))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default=HERE)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--base", default="", help="file for the weights after phase A: taken from it if it exists")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    start = time.time()
-    rng = random.Random(args.seed)
+    tok, start = make_tokenizer(), time.time()
+
+    def say(text):
+        print(f"{time.time() - start:4.0f} s  {text}", flush=True)
+
+    train = problem_set(random.Random(f"{args.seed} train"), 1200, test=False)
+    test = problem_set(random.Random(f"{args.seed} test"), 320, test=True)
+    write(args.out, "easy_train.jsonl", train)
+    write(args.out, "easy_test.jsonl", test)
+
     torch.manual_seed(args.seed)
-    tok = make_tokenizer(rng)
-    train, test = problem_set(rng, 1200, test=False), problem_set(rng, 320, test=True)
-    for name, rows in (("easy_train", train), ("easy_test", test)):
-        with open(os.path.join(args.out, name + ".jsonl"), "w") as f:
-            f.writelines(json.dumps(row) + "\n" for row in rows)
-    model = make_model(tok)
-    print(f"{len(tok)} tokens, {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    pretrain(model, tok, draw(rng, [(1, 0, 0, 0)] * 4), steps=2600, lr=3e-3, batch=32)
-    print(f"A: held-out accuracy {accuracy(model, tok, test[:100]):.3f}, {time.time() - start:.0f} s", flush=True)
-    pretrain(model, tok, draw(rng, MIXTURE), steps=250, lr=5e-4, batch=64)
-    print(f"B: held-out accuracy {accuracy(model, tok, test[:200]):.3f}, {time.time() - start:.0f} s", flush=True)
-    folder = os.path.join(args.out, "learner")
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tok.save_pretrained(folder)
+    base = make_model(tok)
+    say(f"{len(tok)} tokens, {sum(p.numel() for p in base.parameters()):,} parameters")
+    if args.base and os.path.exists(args.base):
+        base.load_state_dict(torch.load(args.base, weights_only=True))
+    else:
+        pretrain(base, tok, f"{args.seed} base", WORKED, steps=3600, lr=3e-3, batch=32)
+        if args.base:
+            torch.save(base.state_dict(), args.base)
+    say(f"phase A: held-out accuracy {accuracy(base, tok, test):.3f}")
+
+    learner = copy.deepcopy(base)
+    pretrain(learner, tok, f"{args.seed} easy", EASY, steps=250, lr=5e-4, batch=64)
+    say(f"learner: held-out accuracy {accuracy(learner, tok, test):.3f}")
+    save(learner, tok, os.path.join(args.out, "learner"))
 
 
 if __name__ == "__main__":

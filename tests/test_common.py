@@ -1,0 +1,173 @@
+"""Models, prompts, problems, answers and run folders."""
+import json
+import math
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, random_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.cache_utils import Cache
+
+import common
+from common import (GrowingLayer, answers_equal, batch_of, check_answer, encode_prompt, extract_answer, learning_rate,
+                    load_model, load_problems, pass_at_k)
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer():
+    """Unbiased, against enumeration; the published tables' bootstrap reads .393 where this reads .5 (D10)."""
+    rng = np.random.default_rng(0)
+    for n, c, k in ((8, 3, 4), (10, 1, 5), (6, 6, 1), (6, 0, 3)):
+        right = np.array([1] * c + [0] * (n - c))
+        draws = [rng.permutation(right)[:k].any() for _ in range(4000)]
+        assert abs(pass_at_k(n, c, k) - np.mean(draws)) < .03
+    assert pass_at_k(32, 1, 16) == .5 and pass_at_k(32, 1, 32) == 1.
+    assert abs(1 - (1 - 1 / 32) ** 16 - .398) < 1e-3                # what drawing with replacement would give
+
+
+@pytest.mark.parametrize("text,answer", [
+    ("so \\boxed{15}", "15"), ("\\boxed{1} then \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"), ("#### 1,234\n", "1,234"),
+    ("\\boxed{3}</think>the end", None), ("<think>\\boxed{3}</think> \\boxed{4}", "4"), ("\\boxed{7", None),
+    ("it is 7", None), ("", None), ("\\boxed{}", None)])
+def test_extract_answer(text, answer):
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize("pred,gold,equal", [
+    ("15", "15", True), ("15.0", "15", True), ("1,234", "1234", True), ("$18", "18", True), ("1/2", "0.5", True),
+    ("15", "5", False), ("5", "15", False), ("", "", False), ("x", "x", True), ("1e400", "1", False),
+    ("9" * 4000, "9" * 3999, False), ("1/0", "1", False), ("2**9", "512", False), ("inf", "1", False)])
+def test_answers_equal(pred, gold, equal):
+    """Equality, never a substring (pytorch/rl PR3542); text is compared, never evaluated."""
+    assert answers_equal(pred, gold) is equal
+
+
+def test_check_answer_takes_any_of_a_list():
+    assert check_answer("\\boxed{2}", ["1", "2"]) and not check_answer("\\boxed{3}", ["1", "2"])
+    assert not check_answer("no box", "no box")
+
+
+def test_load_model_names_every_end_and_silences_dropout():
+    """All EOS ids of tokenizer, config and generation config (trl PR7039); layer checkpointing needs train()."""
+    model, tokenizer, eos_ids, V = load_model(f"{TINY}/learner")
+    assert eos_ids.tolist() == [tokenizer.eos_token_id] and V == len(tokenizer)
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(model.train()(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
+
+
+def test_load_model_with_many_ends_a_padded_head_and_dropout(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(f"{TINY}/learner")
+    model = random_model(vocab=128, attention_dropout=.5)
+    model.config.eos_token_id, model.generation_config.eos_token_id = [0, 7], [7, 9, 127]
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model, _, eos_ids, V = load_model(str(tmp_path))
+    assert eos_ids.tolist() == [0, 7, 9] and V == len(tokenizer) < 128      # id 127 is past the tokenizer's last
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(model.train()(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
+
+
+def test_models_whose_logits_are_not_the_heads_are_refused(tmp_path, capsys):
+    """Granite divides its logits, Cohere and Gemma-2 scale or cap them: head(hidden) would be another distribution."""
+    from transformers import GraniteConfig
+    model = AutoModelForCausalLM.from_config(GraniteConfig(
+        vocab_size=128, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, logits_scaling=8., bos_token_id=None, eos_token_id=2, pad_token_id=None))
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(f"{TINY}/learner").save_pretrained(tmp_path)
+    with pytest.raises(SystemExit):
+        load_model(str(tmp_path))
+    assert "logits are not head(hidden)" in capsys.readouterr().err
+
+
+def test_growing_cache_is_dynamic_cache():
+    model, ids = random_model(), torch.randint(0, 31, (3, 40))
+    caches = [DynamicCache(), Cache(layer_class_to_replicate=GrowingLayer)]
+    with torch.no_grad():
+        for part in (ids[:, :20], ids[:, 20:21], ids[:, 21:39]):
+            a, b = (model(input_ids=part, cache=c, use_cache=True).logits for c in caches)
+            torch.testing.assert_close(a, b)
+        for c in caches:
+            c.batch_select_indices(torch.tensor([2, 0, 0, 1]))
+        a, b = (model(input_ids=ids[[2, 0, 0, 1], 39:], cache=c, use_cache=True).logits for c in caches)
+    torch.testing.assert_close(a, b)
+    torch.testing.assert_close(a[0, 0], model(input_ids=ids[2:3]).logits[0, -1])
+
+
+def test_prompts_have_one_bos(tmp_path):
+    """The template writes the BOS itself; encoding its text must not add another (open-r1 PR462, tiny-grpo)."""
+    tokenizer = AutoTokenizer.from_pretrained(f"{TINY}/learner")
+    assert encode_prompt(tokenizer, "Tom has 3 pens.") == tokenizer("Tom has 3 pens.\n").input_ids
+    assert encode_prompt(tokenizer, "Tom has 3 pens.", chat_template="none") == tokenizer("Tom has 3 pens.").input_ids
+    from tokenizers.processors import TemplateProcessing
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)])
+    tokenizer.chat_template = "<s>{% for m in messages %}{{ m['role'] + m['content'] + '\n' }}{% endfor %}"
+    for template in ("auto", "none"):
+        ids = encode_prompt(tokenizer, "{x} \\boxed{}", "{question} in {{braces}}", "be brief", template)
+        assert ids.count(tokenizer.bos_token_id) == 1
+
+
+def test_field_names_of_public_sets(tmp_path):
+    rows = [dict(question="q", answer="5"), dict(problem="q", solution="so \\boxed{\\frac12}"), dict(question="q", answer=7),
+            dict(prompt=[{"role": "system", "content": "s"}, {"role": "user", "content": "q"}], answer=["1", "2"]),
+            dict(question="q", answer="text #### 1,000"), dict(question="q", final_answer=2.5, answer="")]
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    got = load_problems(str(path))
+    assert [p["question"] for p in got] == ["q"] * 6
+    assert [p["answer"] for p in got] == ["5", "\\frac12", "7", ["1", "2"], "1,000", "2.5"]
+    path.write_text(json.dumps(rows))                                       # one JSON array
+    assert load_problems(str(path)) == got
+
+
+def test_choices_are_lettered_in_an_order_fixed_by_the_id(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps(dict(id=i, question="which?", answer=a, choices=["red", "blue", "green"])) + "\n"
+                            for i, a in ((7, "blue"), (7, "B"), (8, "blue"), (11, "blue"))))
+    got = load_problems(str(path))
+    assert got[0] == got[1] and len({p["question"] for p in got}) > 1
+    assert all(f"({p['answer']}) blue" in p["question"] for p in got)
+
+
+def test_shared_sets_load(shared):
+    """Every public set beside the checkout: as many problems as lines, every gold readable."""
+    for name in sorted(os.listdir(shared)):
+        if name.endswith(".jsonl") and not name.startswith("gold"):
+            with open(os.path.join(shared, name)) as f:
+                assert len(load_problems(os.path.join(shared, name))) == sum(1 for _ in f)
+    for p in load_problems(os.path.join(shared, "gsm8k_test.jsonl")):
+        assert check_answer(f"so the answer is \\boxed{{{p['answer']}}}", p["answer"])
+
+
+def test_batches_cover_every_epoch_once():
+    problems = list(range(10))
+    seen = [i for step in range(1, 11) for i in batch_of(problems, 3, step, seed=1)]
+    assert [sorted(seen[i:i + 10]) for i in (0, 10, 20)] == [problems] * 3
+    assert seen[:10] != seen[10:20] and batch_of(problems, 3, 4, 1) == seen[9:12]
+
+
+def test_learning_rate():
+    assert [learning_rate(s, 10, 1., 4, "constant") for s in (1, 2, 5, 10)] == [.2, .4, 1., 1.]
+    assert learning_rate(10, 10, 1., 0, "linear") == pytest.approx(.1)
+    assert learning_rate(6, 10, 1., 0, "cosine") == pytest.approx(.5)
+    assert all(0 < learning_rate(s, 10, 1., 2, "cosine") <= 1 for s in range(1, 11))
+
+
+def test_checkpoint_is_whole_or_the_one_before(tmp_path, monkeypatch):
+    folder = str(tmp_path)
+    common.save_checkpoint(folder, dict(step=1, model={"w": torch.ones(2)}))
+    monkeypatch.setattr(torch, "save", lambda state, f: f.write(b"half a file") and (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError):
+        common.save_checkpoint(folder, dict(step=2, model={}))
+    assert common.load_checkpoint(folder)["step"] == 1
+
+
+def test_random_text_never_breaks_the_checker():
+    rng = random.Random(0)
+    for _ in range(2000):
+        text = "".join(rng.choice("\\boxed{}1234567890/.,$#- \n") for _ in range(rng.randint(0, 60)))
+        assert check_answer(text, text) in (True, False) and not math.isnan(check_answer(text, "1"))

@@ -1,0 +1,100 @@
+"""What a user can get wrong ends in one sentence and exit code 2, in process, before a model is loaded."""
+import json
+
+import pytest
+from conftest import TINY
+
+import common
+import ngrpo
+
+
+def refused(capsys, monkeypatch, *argv):
+    monkeypatch.setattr(common.AutoModelForCausalLM, "from_pretrained", lambda *a, **k: pytest.fail("model loaded"))
+    with pytest.raises(SystemExit) as stop:
+        ngrpo.main(list(argv))
+    said = capsys.readouterr().err.strip()
+    assert stop.value.code == 2 and "Traceback" not in said
+    return said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("text,reason", [
+    ("", "is empty"), ("\n\n", "is empty"), ('{"question": "q", "answer": "1"}\n{oops\n', "line 2: not JSON"),
+    ('{"question": "q", "answer": "1"}\n\n{"question": "", "answer": "1"}', "line 3: no question"),
+    ('{"question": "q", "answer": ""}', "line 1: no answer"), ('{"question": "q"}', "line 1: no answer"),
+    ('{"question": "q", "solution": "no box here \\\\boxed{"}', "line 1: no answer"), ('[1, 2]', "line 1: an object"),
+    ('[{"question": 1', "not JSON"), ('{"question": "q", "answer": true}', "line 1: no answer"),
+    ('{"question": "q", "answer": "1", "rephrasings": [{"text": " "}]}', "line 1: a rephrasing"),
+    ('{"question": "q", "answer": "z", "choices": ["x", "y"]}', "line 1: the answer is neither")])
+def test_bad_problem_files(tmp_path, capsys, monkeypatch, text, reason):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text)
+    said = refused(capsys, monkeypatch, "--data", str(path))
+    assert str(path) in said and reason in said
+
+
+@pytest.mark.parametrize("argv,reason", [
+    (["--data", "missing.jsonl"], "missing.jsonl: cannot be read"), (["--group", "1"], "--group must be at least 2"),
+    (["--minibatches", "3"], "--minibatches must divide"), (["--ks", "99"], "--ks must lie in"),
+    (["--temperature", "0"], "--temperature must be above 0"), (["--preset", "huge"], "choose one of tiny"),
+    (["--stepz", "3"], "unrecognized arguments: --stepz"), (["--step", "3"], "unrecognized arguments: --step"),
+    (["--mixer", "blender"], "invalid choice"), (["--group", "many"], "invalid int value"),
+    (["--eval_top_p", "1.5"], "--eval_top_p"), (["--max_rows", "0"], "at least 1"),
+    (["--resume", "nowhere"], "nowhere"), (["--data", "owner/name"], "pip install datasets")])
+def test_bad_flags(capsys, monkeypatch, argv, reason):
+    assert reason in refused(capsys, monkeypatch, *argv)
+
+
+@pytest.mark.parametrize("argv,reason", [
+    (["--mix_rate", "2"], "--mix_rate"), (["--mix_k", "0"], "--mix_k"), (["--mix_k", "1000"], "--mix_k"),
+    (["--prompt_format", "{nope}"], "--prompt_format"), (["--prompt_format", "\\boxed{}"], "--prompt_format"),
+    (["--max_prompt_tokens", "3"], "no prompt has at most 3 tokens"),
+    (["--max_new_tokens", "300"], "leaves no room")])
+def test_sizes_that_do_not_fit_the_model(capsys, argv, reason):
+    """These need the tokenizer or the model's sizes, so the model is there, but no step is made."""
+    with pytest.raises(SystemExit) as stop:
+        ngrpo.main(argv)
+    assert stop.value.code == 2 and reason in capsys.readouterr().err
+
+
+def test_folders_that_are_no_models(tmp_path, capsys):
+    for reason in ("holds no weights", "holds no tokenizer"):
+        with pytest.raises(SystemExit):
+            common.load_model(str(tmp_path))
+        assert reason in capsys.readouterr().err
+        (tmp_path / "model.safetensors").write_text("")
+
+
+def test_long_prompts_are_dropped_and_counted(tmp_path, capsys):
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps(dict(question="Tom has 1 pens. " * n, answer="1")) + "\n" for n in (1, 2, 9)))
+    ngrpo.main(["--data", str(path), "--max_prompt_tokens", "30", "--steps", "1", "--prompts", "2", "--group", "2",
+                "--eval_problems", "2", "--eval_samples", "2", "--ks", "1", "--out", str(tmp_path / "o")])
+    assert "1 prompts longer than 30 tokens dropped" in capsys.readouterr().out
+
+
+def test_a_folder_is_never_overwritten(tmp_path, capsys, monkeypatch):
+    small = ["--steps", "0", "--eval_problems", "2", "--eval_samples", "2", "--ks", "1", "--out", str(tmp_path / "o")]
+    ngrpo.main(small)
+    with pytest.raises(SystemExit):
+        ngrpo.main(small)
+    assert "holds another run" in capsys.readouterr().err
+
+
+def test_resume_refuses_another_run(tmp_path, capsys):
+    out = str(tmp_path / "o")
+    ngrpo.main(["--steps", "1", "--prompts", "2", "--group", "2", "--eval_problems", "2", "--eval_samples", "2",
+                "--ks", "1", "--out", out])
+    with pytest.raises(SystemExit):
+        ngrpo.main(["--resume", out, "--lr", "1", "--group", "4"])
+    assert "--group, --lr would make it another run" in capsys.readouterr().err
+
+
+def test_help_prints(capsys):
+    with pytest.raises(SystemExit) as stop:
+        ngrpo.main(["--help"])
+    assert stop.value.code == 0 and "--mix_rate" in capsys.readouterr().out
+
+
+def test_tiny_folder_is_where_the_defaults_point():
+    cfg, _ = common.parse_config(ngrpo.Config, ngrpo.PRESETS, [])
+    assert cfg.model == f"{ngrpo.HERE}/tiny/learner" and TINY.endswith("tiny")
