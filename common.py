@@ -274,9 +274,14 @@ def read_gold(gold):
 
 # --- a run: its random numbers, order, schedule and folder --------------------------------------------------
 
+def seed_of(seed, step, stream):
+    """A seed for one purpose (stream) of one step; hashed, as torch's CPU generator reads 32 bits of it."""
+    return random.Random(f"{seed} {step} {stream}").getrandbits(32)
+
+
 def draws(seed, step, stream, shape):
-    """Uniforms for one purpose (stream) of one step: no generator to save, and no stream disturbs another."""
-    return torch.rand(shape, generator=torch.Generator().manual_seed((seed * 2 ** 32 + step) * 8 + stream))
+    """Uniforms for one purpose of one step: no generator to save, and no stream disturbs another."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed_of(seed, step, stream)))
 
 
 def batch_of(problems, prompts, step, seed):

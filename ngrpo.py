@@ -55,9 +55,10 @@ from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers.hf_argparser import HfArg
 
-from common import (batch_of, check_answer, decode, draws, encode_problems, export_model, has_sliding_layers,
-                    learning_rate, load_model, load_problems, micro_batches, new_cache, open_run, pass_table,
-                    parse_config, peak_gib, refuse, report, save_checkpoint, stop_on_signal, write_line)
+from common import (
+    batch_of, check_answer, decode, draws, encode_problems, export_model, has_sliding_layers, learning_rate,
+    load_model, load_problems, micro_batches, new_cache, open_run, parse_config, pass_table, peak_gib, refuse,
+    report, save_checkpoint, seed_of, stop_on_signal, write_line)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # B prompts, G group, N = B*G rows, P prompt and T completion tokens, V ids to sample, D hidden, K candidates
@@ -78,7 +79,7 @@ class Config:
     system: str = HfArg(default="", help="system turn, if any")
     chat_template: Literal["auto", "none"] = HfArg(default="auto", help="auto: the tokenizer's, if any")
     # rollout
-    steps: int = HfArg(default=40, help="rollouts; 0 only evaluates")
+    steps: int = HfArg(default=50, help="rollouts; 0 only evaluates")
     prompts: int = HfArg(default=16, help="B, prompts per rollout (paper 64)")
     group: int = HfArg(default=8, help="G, completions per prompt (paper 4)")
     max_prompt_tokens: int = HfArg(default=512, help="longer prompts are dropped and counted (paper 4096)")
@@ -102,7 +103,7 @@ class Config:
     minibatches: int = HfArg(default=1, help="optimizer steps per pass, cut by prompts (release 4)")
     micro_tokens: int = HfArg(default=16384, help="tokens in one forward, padding included: memory only")
     grad_checkpoint: bool = HfArg(default=False, help="recompute layers in backward: less memory, slower")
-    lr: float = HfArg(default=3e-4, help="AdamW (paper 1e-6; 3e-4 suits the tiny model)")
+    lr: float = HfArg(default=2e-4, help="AdamW (paper 1e-6; 2e-4 suits the tiny model)")
     warmup: int = HfArg(default=5, help="steps of linear warm-up (release 0)")
     lr_schedule: Literal["constant", "linear", "cosine"] = HfArg(default="constant", help="release constant")
     weight_decay: float = HfArg(default=0., help="of AdamW (release .01)")
@@ -347,7 +348,7 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
     device, bfloat16, head = eos_ids.device, cfg.compute_dtype == "bfloat16", model.get_output_embeddings()
     B, G, N, T = cfg.prompts, cfg.group, cfg.prompts * cfg.group, cfg.max_new_tokens
     reference = copy.deepcopy(model).requires_grad_(False) if cfg.kl_coef else None     # never changes
-    anchors = torch.arange(V if device.type == "cuda" else 0, device=device)    # searched before a rollout
+    anchors, stop = torch.arange(V if device.type == "cuda" else 0, device=device), stop_on_signal()
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay)
     if state:
         model.load_state_dict(state["model"])
@@ -359,7 +360,6 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
     how = dict(head=head, eos_ids=eos_ids, V=V, max_rows=cfg.max_rows, mixer=cfg.mixer, mix_k=cfg.mix_k,
                mix_metric=cfg.mix_metric, mix_label=cfg.mix_label)
     scoring = dict(V=V, temperature=cfg.temperature, bfloat16=bfloat16)
-    stop = stop_on_signal()
 
     for done in range(state["step"] if state else 0, cfg.steps + 1):            # steps that lie behind
         last = done == cfg.steps or bool(stop)
@@ -373,7 +373,7 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
             weight = model.get_input_embeddings().weight.data[:V]
             how["table"] = F.normalize(weight, dim=1) if cfg.mix_metric == "cosine" else weight
             how["near"] = torch.full((V, cfg.mix_k), -1, device=device)
-            how["near"][anchors] = nearest(how["table"], anchors, cfg.mix_k, cfg.mix_metric)
+            how["near"][anchors] = nearest(how["table"], anchors, cfg.mix_k, cfg.mix_metric)   # in one go
         if not stop and (done == 0 or last or cfg.eval_every and done % cfg.eval_every == 0):
             for name, rows in eval_sets:
                 report(out, "eval", done, data=name, **evaluate(
@@ -386,7 +386,7 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
         batch = batch_of(problems, B, step, cfg.seed)
         prompts, golds = [p["prompt"] for p in batch], [p["answer"] for p in batch]
         u, gate = (draws(cfg.seed, step, stream, (N, T)) for stream in (0, 1))
-        torch.manual_seed(cfg.seed * 2 ** 32 + step)            # of gaussian's noise, nothing else
+        torch.manual_seed(seed_of(cfg.seed, step, 6))           # of gaussian's noise, nothing else
         tokens, sampled, lengths, mixed = rollout(
             actor, prompts=prompts, u=u.to(device), temperature=cfg.temperature,
             gate=gate < cfg.mix_rate if cfg.mix_rate else None, **how)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.cache_utils import Cache
 
 import common
-from common import (GrowingLayer, answers_equal, batch_of, check_answer, encode_prompt, extract_answer, learning_rate,
+from common import (GrowingLayer, answers_equal, batch_of, check_answer, draws, encode_prompt, extract_answer, learning_rate,
                     load_model, load_problems, pass_at_k)
 
 
@@ -148,6 +148,14 @@ def test_batches_cover_every_epoch_once():
     seen = [i for step in range(1, 11) for i in batch_of(problems, 3, step, seed=1)]
     assert [sorted(seen[i:i + 10]) for i in (0, 10, 20)] == [problems] * 3
     assert seen[:10] != seen[10:20] and batch_of(problems, 3, 4, 1) == seen[9:12]
+
+
+def test_every_purpose_has_its_own_draws():
+    """Shifting the seed up by 32 bits gave every seed the same run: torch reads only the low ones."""
+    seen = {tuple(draws(seed, step, stream, 2).tolist()) for seed in range(4) for step in range(50) for stream in range(7)}
+    assert len(seen) == 4 * 50 * 7 and torch.equal(draws(1, 2, 3, 4), draws(1, 2, 3, 4))
+    means = torch.stack([draws(seed, 1, 0, 1000) for seed in range(20)])
+    assert abs(means.mean() - .5) < .02 and torch.corrcoef(means).fill_diagonal_(0).abs().max() < .15
 
 
 def test_learning_rate():
