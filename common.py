@@ -18,6 +18,7 @@ import time
 from fractions import Fraction
 
 import torch
+import torch.nn.functional as F
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
@@ -41,15 +42,21 @@ def parse_config(Config, presets, argv=None):
         refuse(f"--preset {known.preset}: choose one of {', '.join(presets)}")
     state = load_checkpoint(known.resume) if known.resume else None
     if state:
-        with open(os.path.join(known.resume, "metrics.jsonl")) as f:
-            saved = json.loads(f.readline())["config"]
+        saved = state["config"]
     parser = HfArgumentParser(Config, allow_abbrev=False)
     parser.set_defaults(**(saved or presets[known.preset]))
     cfg = Config(**vars(parser.parse_args(argv)))
     changed = {k for k in saved if getattr(cfg, k) != saved[k]}
-    if changed := changed - {"resume", "out", "steps", "save_every", "eval_every"}:
+    free = {"resume", "save_every", "eval_every"} | ({"steps"} if cfg.lr_schedule == "constant" else set())
+    if changed := changed - free:
         refuse(f"--resume {known.resume}: --{', --'.join(sorted(changed))} would make it another run")
+    if state and cfg.steps < state["step"]:
+        refuse(f"--resume {known.resume}: it has {state['step']} steps already; raise --steps")
     cfg.device = cfg.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=cfg.device)
+    except (RuntimeError, AssertionError) as error:
+        refuse(f"--device {cfg.device}: not available here ({str(error).splitlines()[0]})")
     cfg.compute_dtype = cfg.compute_dtype or ("bfloat16" if cfg.device.startswith("cuda") else "float32")
     for fine, why in (
             (cfg.group >= 2, "--group must be at least 2: advantages compare the completions of one prompt"),
@@ -58,8 +65,10 @@ def parse_config(Config, presets, argv=None):
             (1 <= cfg.minibatches <= cfg.prompts and cfg.prompts % cfg.minibatches == 0,
              f"--minibatches must divide --prompts ({cfg.prompts})"),
             (cfg.temperature > 0, "--temperature must be above 0: greedy completions are all alike"),
-            (cfg.eval_temperature >= 0, "--eval_temperature must be at least 0"),
+            (min(cfg.eval_temperature, cfg.lr, cfg.warmup, cfg.weight_decay, cfg.eval_problems) >= 0,
+             "--eval_temperature, --lr, --warmup, --weight_decay, --eval_problems must be at least 0"),
             (0 < cfg.eval_top_p <= 1, "--eval_top_p must lie in (0, 1]"),
+            ("{question}" in cfg.prompt_format, "--prompt_format must hold {question}"),
             (cfg.ks and 1 <= min(cfg.ks) <= max(cfg.ks) <= cfg.eval_samples,
              f"--ks must lie in 1..--eval_samples ({cfg.eval_samples})")):
         if not fine:
@@ -102,7 +111,27 @@ def load_model(name, device="cpu", dtype=torch.float32):
     eos = {i for n in named for i in (n if isinstance(n, (list, tuple)) else [n]) if i is not None and i < V}
     if not eos:
         refuse(f"--model {name}: neither model nor tokenizer names an end-of-sequence token")
+    check_cache(name, model, ids[0, :2])
     return model, tokenizer, torch.tensor(sorted(eos), device=device), V
+
+
+@torch.no_grad()
+def check_cache(name, model, ids):
+    """Refuse a model that does not decode two ids as it reads them at once: the second by the cache, padding
+    before the first. Recurrent and hybrid models do not, nor do those that ignore a mask."""
+    cache, mask = new_cache(model.config), torch.tensor([[0, 1, 1]], device=ids.device)
+    how = dict(cache=cache, use_cache=True)
+    try:
+        model.base_model(input_ids=F.pad(ids[:1], (1, 0))[None], attention_mask=mask[:, :2],
+                         position_ids=torch.zeros_like(mask[:, :2]), **how)
+        got = model.base_model(input_ids=ids[None, 1:], attention_mask=decode_mask(model.config, mask.bool()),
+                               position_ids=torch.ones_like(mask[:, :1]), **how).last_hidden_state[0, -1]
+        wanted = model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0, -1]
+        fine = (got - wanted).abs().max() < 1e-2 * wanted.abs().max()
+    except (IndexError, ValueError, TypeError, AttributeError, RuntimeError):
+        fine = False
+    if not fine:
+        refuse(f"--model {name}: {model.config.model_type} does not decode with an ordinary key-value cache")
 
 
 class GrowingLayer(DynamicLayer):
@@ -130,10 +159,16 @@ class GrowingLayer(DynamicLayer):
 
 
 def has_sliding_layers(config):
-    """Whether a layer attends to a window only; its decode mask must then be left to transformers."""
     config = config.get_text_config()
     types = getattr(config, "layer_types", None)
     return any("full" not in t for t in types) if types else bool(getattr(config, "sliding_window", None))
+
+
+def decode_mask(config, mask):
+    """The mask (n, L) of a decode step as the model is to get it. Four dimensions spare transformers a look
+    at its values, a sync on CUDA, but would hide a sliding window, and eager attention would add it up."""
+    plain = has_sliding_layers(config) or config._attn_implementation != "sdpa"
+    return mask if plain else mask[:, None, None]
 
 
 def new_cache(config):
@@ -175,12 +210,12 @@ def encode_problems(cfg, model, tokenizer, sets):
     limit, kept = min(cfg.max_prompt_tokens, room - cfg.max_new_tokens), []
     if limit < 1:
         refuse(f"--max_new_tokens {cfg.max_new_tokens} leaves no room for a prompt in {room} positions")
-    for name, problems in sets:
+    for name, problems in sets if cfg.eval_problems else sets[:1]:
         problems = problems[:cfg.eval_problems] if kept else problems
         for p in problems:
             try:
                 p["prompt"] = encode_prompt(tokenizer, p["question"], *form)
-            except (KeyError, IndexError, ValueError) as error:
+            except (KeyError, IndexError, ValueError, AttributeError) as error:
                 refuse(f"--prompt_format {form[0]!r}: write {{question}} and double other braces ({error!r})")
         fit = [p for p in problems if 1 <= len(p["prompt"]) <= limit]
         if len(fit) < len(problems):
@@ -241,21 +276,25 @@ def read_problem(record, where):
         refuse(f"{where}: an object {{\"question\": …, \"answer\": …}} was expected")
     question = next((record[k] for k in ("question", "problem", "prompt") if record.get(k)), None)
     if isinstance(question, list):                      # chat turns: the last of the user's
-        question = next((t.get("content") for t in reversed(question) if t.get("role") == "user"), None)
+        turns = [t for t in question if isinstance(t, dict) and t.get("role") == "user"]
+        question = turns[-1].get("content") if turns else None
     if not isinstance(question, str) or not question.strip():
         refuse(f"{where}: no question (a text in \"question\", \"problem\" or \"prompt\")")
-    gold = [record[k] for k in ("answer", "final_answer", "solution") if record.get(k) not in (None, "", [])]
+    gold = [record[k] for k in ("answer", "final_answer") if record.get(k) not in (None, "", [])]
+    gold += [extract_answer(str(record.get("solution")))]       # a solution's last box, never its whole text
     golds = [read_gold(g) for g in (gold[0] if gold and isinstance(gold[0], list) else gold[:1])]
     if not golds or not all(golds):
         refuse(f"{where}: no answer (text or number or list in \"answer\", or a box in \"solution\")")
     rephrasings = record.get("rephrasings") or []
-    if not all(isinstance(r, dict) and str(r.get("text") or "").strip() for r in rephrasings):
-        refuse(f"{where}: a rephrasing without a text")
+    if not isinstance(rephrasings, list) or not all(
+            isinstance(r, dict) and str(r.get("text") or "").strip() for r in rephrasings):
+        refuse(f"{where}: rephrasings must be a list of objects with a text each")
     identity = str(record.get("id") or hashlib.sha256(question.encode()).hexdigest()[:12])
     if record.get("choices"):                           # lettered in an order fixed by the id
         choices, letters = record["choices"], "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
         right = choices.index(golds[0]) if golds[0] in choices else letters.find(golds[0])
-        if not 0 <= right < len(choices) <= 26:
+        if not isinstance(choices, list) or not 0 <= right < len(choices) <= 26 or len(golds[0]) > 1 and (
+                golds[0] not in choices):
             refuse(f"{where}: the answer is neither one of the choices nor the letter of one")
         order = random.Random(identity).sample(range(len(choices)), len(choices))
         question += "".join(f"\n({letters[i]}) {choices[j]}" for i, j in enumerate(order))
@@ -320,7 +359,7 @@ def stop_on_signal():
     return caught
 
 
-def open_run(cfg, name, model, prompt):
+def open_run(cfg, name, model, prompt, state=None):
     """Print settings, first prompt and memory estimate; return the output folder, its metrics.jsonl begun.
     A run that goes on has its logs cut back to the checkpoint."""
     if cfg.device == "cpu" and sum(p.numel() for p in model.parameters()) < 1e7:
@@ -335,7 +374,7 @@ def open_run(cfg, name, model, prompt):
     print(f"first prompt: {prompt!r}", flush=True)
     if cfg.resume:
         for file in ("metrics.jsonl", "samples.jsonl"):
-            cut_log(os.path.join(cfg.resume, file), load_checkpoint(cfg.resume)["step"])
+            cut_log(os.path.join(cfg.resume, file), state["step"])
         return cfg.resume
     out = cfg.out or os.path.join("out", f"{name}-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}")
     if os.path.exists(os.path.join(out, "metrics.jsonl")):
@@ -347,10 +386,13 @@ def open_run(cfg, name, model, prompt):
 
 def provenance(device):
     """Where a figure comes from: git revision, device, threads, versions."""
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=os.path.dirname(os.path.abspath(__file__)),
-                         capture_output=True, text=True)
+    try:
+        git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=os.path.dirname(os.path.abspath(__file__)),
+                             capture_output=True, text=True).stdout.strip()
+    except OSError:                                             # no git on this machine
+        git = ""
     name = torch.cuda.get_device_name(device) if "cuda" in str(device) else f"{device}, {platform.machine()}"
-    return dict(git=git.stdout.strip(), device=name, threads=torch.get_num_threads(),
+    return dict(git=git, device=name, threads=torch.get_num_threads(),
                 torch=torch.__version__, transformers=transformers.__version__)
 
 
@@ -380,13 +422,13 @@ def write_line(folder, name, **fields):
 
 
 def cut_log(path, step):
-    """Drop what a killed run had written past its checkpoint; the evaluation at `step` will be made again."""
+    """Drop what a killed run had written past its checkpoint."""
     if os.path.exists(path):
         with open(path) as f:
             lines = [json.loads(line) for line in f if line.endswith("\n")]
-        with open(path, "w") as f:
-            f.writelines(json.dumps(line) + "\n" for line in lines
-                         if line.get("step", 0) < step + (line.get("kind") != "eval"))
+        with open(path + ".tmp", "w") as f:
+            f.writelines(json.dumps(line) + "\n" for line in lines if line.get("step", 0) <= step)
+        os.replace(path + ".tmp", path)
 
 
 def save_checkpoint(folder, state):

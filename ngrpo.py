@@ -34,7 +34,8 @@ Where paper and released code part or the paper is silent, and what this file do
     D6 mixed steps stay in the loss (Eq. 13), though their token was not drawn: no true likelihood ratio there
     D7 mean of row means (Eq. 13); the release averages over tokens (--aggregation token)
     D8 clip .2 and k3 KL are the release's, the paper gives neither; std is unbiased; no dual clip
-    D9 mixing goes on after </think>; pass@k is unbiased (Eq. 15), the paper's tables resample and read lower
+    D9 mixing goes on after </think>; answers are compared as numbers or text, not by Math-Verify; no GPQA
+    D10 pass@k is unbiased (Eq. 15), while the paper's tables resample and so read lower
 Left out: several GPUs, vLLM, LoRA, a value model, an entropy bonus.
 
     python ngrpo.py                       a minute on a laptop CPU: held-out accuracy from .3 to .9
@@ -42,6 +43,7 @@ Left out: several GPUs, vLLM, LoRA, a value model, an entropy bonus.
     python ngrpo.py --preset one_gpu      a 1.5B model on one 80 GB GPU (`pip install datasets` for its data)
 """
 import copy
+import math
 import os
 import time
 from collections import Counter
@@ -56,9 +58,9 @@ from tqdm import tqdm
 from transformers.hf_argparser import HfArg
 
 from common import (
-    batch_of, check_answer, decode, draws, encode_problems, export_model, has_sliding_layers, learning_rate,
+    batch_of, check_answer, decode, decode_mask, draws, encode_problems, export_model, learning_rate,
     load_model, load_problems, micro_batches, new_cache, open_run, parse_config, pass_table, peak_gib, refuse,
-    report, save_checkpoint, seed_of, stop_on_signal, write_line)
+    report, save_checkpoint, stop_on_signal, write_line)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # B prompts, G group, N = B*G rows, P prompt and T completion tokens, V ids to sample, D hidden, K candidates
@@ -85,7 +87,7 @@ class Config:
     max_prompt_tokens: int = HfArg(default=512, help="longer prompts are dropped and counted (paper 4096)")
     max_new_tokens: int = HfArg(default=48, help="T (paper 8192)")
     temperature: float = HfArg(default=1., help="tau of sampling, mixing and scoring (paper .7)")
-    max_rows: int = HfArg(default=1024, help="rows decoded at once: bounds the cache, changes no token")
+    max_rows: int = HfArg(default=1024, help="rows decoded at once: bounds the cache's memory")
     # the method
     mix_rate: float = HfArg(default=.1, help="rho, share of steps that mix (paper .1); 0 is plain GRPO")
     mix_k: int = HfArg(default=3, help="K, candidates in a mixture, the anchor included (paper 3)")
@@ -203,9 +205,9 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
     log-probs, both (N, longest), lengths (N,) with the EOS, and the mixtures: after token `step` of row
     `row` the model read mix(embed, candidates, weight, noise), with that cosine to the anchor's embedding."""
     (N, T), device, body, embed = u.shape, u.device, model.base_model, model.get_input_embeddings()
-    G, sliding, mixed = N // len(prompts), has_sliding_layers(model.config), []
-    tokens, lengths = (torch.zeros(*shape, dtype=torch.long, device=device) for shape in ((N, T), (N,)))
-    logps = torch.zeros(N, T, dtype=head.weight.dtype, device=device)
+    tokens, G, mixed = torch.zeros(N, T, dtype=torch.long, device=device), N // len(prompts), []
+    lengths, logps = tokens.new_zeros(N), torch.zeros(N, T, dtype=head.weight.dtype, device=device)
+    torch.manual_seed(int(u[0, 0] * 2 ** 31))                   # of gaussian's noise, nothing else
     for first in range(0, N, max_rows):
         rows = torch.arange(first, min(first + max_rows, N))    # on the CPU, like gate: no sync to index it
         batch = prompts[first // G:rows[-1] // G + 1]
@@ -222,7 +224,7 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
         for t in tqdm(range(T), desc="rollout", disable=None, leave=False):
             logp = vocab_logps(hidden, head, V, temperature)
             token = sample(logp, u[where, t], top_p)
-            m = gate[rows, t].nonzero()[:, 0].to(device) if gate is not None else ()
+            m = gate[rows, t].nonzero()[:, 0].to(device, non_blocking=True) if gate is not None else ()
             if len(m):
                 anchor, noise = logp[m].argmax(-1), torch.zeros(len(m), 1, device=device)             # (6)
                 if mixer == "neighbour":
@@ -252,12 +254,11 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
                 cache.batch_select_indices(keep)
                 rows, where, x, mask, position, done = (
                     v[keep.to(v.device)] for v in (rows, where, x, mask, position, done))
-            # a 4-D mask spares transformers a look at its values (a sync), but would hide a sliding window
-            seen = mask[:, :P + t + 1] if sliding else mask[:, None, None, :P + t + 1]
+            seen = decode_mask(model.config, mask[:, :P + t + 1])
             hidden = body(inputs_embeds=x[:, None], attention_mask=seen, position_ids=(position + t)[:, None],
                           cache=cache, use_cache=True).last_hidden_state[:, -1]
     longest, mixed = int(lengths.max()), [torch.cat(v) for v in zip(*mixed)] or [lengths.new_zeros(0, 1)] * 6
-    alive = (mixed[1] < lengths[mixed[0]]).nonzero()[:, 0]      # a finished row may have gone on for a while
+    alive = (mixed[1] < lengths[mixed[0]] - 1).nonzero()[:, 0]  # nothing was read after the last token
     mixed = dict(zip(("row", "step", "candidates", "weight", "noise", "cosine"), (v[alive] for v in mixed)))
     return tokens[:, :longest], logps[:, :longest], lengths, mixed
 
@@ -300,14 +301,14 @@ def score(model, sequences, lengths, rows, mixed, V, temperature, bfloat16=False
 
 def policy_loss(logp, old, advantage, mask, clip_low, clip_high, objective="grpo"):
     """Clipped surrogate, negated: (n, T) log-probs, (n,) advantages -> loss (n, T), clipped (n, T).  (13)
-    On the first pass every ratio is 1 and a group's advantages sum to 0: the loss starts at 0, but not its
-    gradient. Watch reward, gradient norm and clipped share, not the loss."""
+    On the first pass every ratio is 1 and a group's advantages sum to 0: a mean of row means is 0, but
+    not its gradient. Watch reward, gradient norm and clipped share, not the loss."""
     log_ratio = (logp - old).clamp(-20, 20)
     if objective == "gspo":                     # the geometric mean of a row's ratios, at each of its tokens
         log_ratio = ((log_ratio * mask).sum(1, True) / mask.sum(1, True)).expand_as(logp)
     ratio, A = log_ratio.exp(), advantage[:, None]
     plain, clipped = ratio * A, ratio.clamp(1 - clip_low, 1 + clip_high) * A
-    return -torch.min(plain, clipped), clipped < plain
+    return -torch.min(plain, clipped), (clipped < plain) & mask.bool()
 
 
 def k3(logp, ref):
@@ -330,7 +331,6 @@ def reduce(lengths, group, aggregation):
 def evaluate(model, tokenizer, problems, samples, ks, max_new_tokens, temperature, top_p, mix_rate=0., **how):
     """pass@1, its standard error and pass@k of sampled completions; temperature 0 is greedy, `how` rollout's.
     The draws are the same at every call: evaluations are paired, and their number changes no training."""
-    torch.manual_seed(0)                                        # of gaussian's noise, nothing else
     u, gate = (draws(0, 0, stream, (len(problems) * samples, max_new_tokens)) for stream in (2, 3))
     tokens, _, lengths, _ = rollout(
         model, prompts=[p["prompt"] for p in problems], u=u.to(how["eos_ids"].device),
@@ -363,9 +363,6 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
 
     for done in range(state["step"] if state else 0, cfg.steps + 1):            # steps that lie behind
         last = done == cfg.steps or bool(stop)
-        if done and (last or cfg.save_every and done % cfg.save_every == 0):
-            save_checkpoint(out, dict(step=done, model=model.state_dict(), optimizer=optimizer.state_dict(),
-                                      anchors=anchors))
         model.eval()
         for p, q in zip(actor.parameters(), model.parameters()):
             p.data = q.data.bfloat16() if bfloat16 else q.data  # parameters only: RoPE's buffers stay float32
@@ -374,11 +371,15 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
             how["table"] = F.normalize(weight, dim=1) if cfg.mix_metric == "cosine" else weight
             how["near"] = torch.full((V, cfg.mix_k), -1, device=device)
             how["near"][anchors] = nearest(how["table"], anchors, cfg.mix_k, cfg.mix_metric)   # in one go
-        if not stop and (done == 0 or last or cfg.eval_every and done % cfg.eval_every == 0):
+        new = not state or done > state["step"]
+        if new and not stop and (done in (0, cfg.steps) or cfg.eval_every and done % cfg.eval_every == 0):
             for name, rows in eval_sets:
                 report(out, "eval", done, data=name, **evaluate(
                     actor, tokenizer, rows, cfg.eval_samples, cfg.ks, T, cfg.eval_temperature, cfg.eval_top_p,
                     cfg.mix_rate * cfg.mix_at_eval, **how))
+        if new and done and (last or cfg.save_every and done % cfg.save_every == 0):
+            save_checkpoint(out, dict(step=done, config=vars(cfg), anchors=anchors, model=model.state_dict(),
+                                      optimizer=optimizer.state_dict()))
         if last:
             break
 
@@ -386,7 +387,6 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
         batch = batch_of(problems, B, step, cfg.seed)
         prompts, golds = [p["prompt"] for p in batch], [p["answer"] for p in batch]
         u, gate = (draws(cfg.seed, step, stream, (N, T)) for stream in (0, 1))
-        torch.manual_seed(seed_of(cfg.seed, step, 6))           # of gaussian's noise, nothing else
         tokens, sampled, lengths, mixed = rollout(
             actor, prompts=prompts, u=u.to(device), temperature=cfg.temperature,
             gate=gate < cfg.mix_rate if cfg.mix_rate else None, **how)
@@ -407,11 +407,9 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
                 for rows in micro_batches(live.nonzero()[:, 0], sequences, cfg.micro_tokens):
                     kept[rows] = score(net, sequences, lengths, rows, mixed, **scoring)[0]
         sums, worst, norms = Counter(), 0., []
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, cfg.steps, cfg.lr, cfg.warmup, cfg.lr_schedule)
+        optimizer.param_groups[0]["lr"] = learning_rate(step, cfg.steps, cfg.lr, cfg.warmup, cfg.lr_schedule)
         for part in parts:
-            share = torch.zeros_like(A)
-            share[part] = reduce(lengths[part], G, cfg.aggregation).to(share)
+            share = A.new_zeros(N).index_put((part,), reduce(lengths[part], G, cfg.aggregation).to(A))
             for rows in micro_batches(part[live[part]], sequences, cfg.micro_tokens):
                 logp, entropy, mask = score(model, sequences, lengths, rows, mixed, **scoring)
                 was = old[rows] if len(parts) > 1 else logp.detach()
@@ -424,7 +422,8 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
                     sums[name] += value.detach().sum().item()
             if live[part].any():                                # else momentum alone would move the weights
                 norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip).item())
-                optimizer.step()
+                if math.isfinite(norms[-1]):                    # else the step is lost, not the run
+                    optimizer.step()
                 optimizer.zero_grad()
         if device.type == "cpu":
             anchors = mixed["candidates"][:, :1].unique()       # most of them will come again
@@ -436,13 +435,14 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
                length=lengths, truncated=~ended, clip_frac=sums["clip"] / seen, logp_gap=sums["gap"] / seen,
                logp_gap_max=worst, entropy=sums["entropy"] / seen, kl=sums["kl"] / seen,
                grad_norm=torch.tensor(norms), peak_gib=peak_gib(device), mix_cosine=mixed["cosine"],
-               mixed_share=len(mixed["row"]) / count, mix_cosine_min=min(mixed["cosine"], default=None),
+               mixed_share=len(mixed["row"]) / count, mix_cosine_min=mixed["cosine"].sort().values[:1],
                anchor_weight=mixed["weight"][:, :1], tokens_per_s=count / (clock[-1] - clock[0]),
                **{f"seconds_{k}": b - a for k, a, b in zip(("rollout", "score", "update"), clock, clock[1:])})
         for i in (0, N - 1):
             write_line(out, "samples.jsonl", step=step, prompt=tokenizer.decode(prompts[i // G]),
                        completion=texts[i], answer=golds[i // G], reward=rewards[i].item())
-    export_model(model, tokenizer, out)
+    if cfg.steps:
+        export_model(model, tokenizer, out)
 
 
 def main(argv=None):
@@ -452,7 +452,7 @@ def main(argv=None):
     if not 1 <= cfg.mix_k <= V or not 0 <= cfg.mix_rate <= 1:
         refuse(f"--mix_k must lie in 1..{V}, the ids of this model, and --mix_rate in 0..1")
     (_, problems), *eval_sets = encode_problems(cfg, model, tokenizer, sets)
-    out = open_run(cfg, "ngrpo", model, tokenizer.decode(problems[0]["prompt"]))
+    out = open_run(cfg, "ngrpo", model, tokenizer.decode(problems[0]["prompt"]), state)
     train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state)
 
 

@@ -10,7 +10,7 @@ A B, so that a drift of the machine cancels, and the median of --repeats rounds 
                      on a CPU one chunk of anchors is timed, and the milliseconds are extrapolated
     largest_tensor   N*T*V over the largest result of any operator in an update, recomputation included
 
-    python bench/speed.py --model FOLDER                        SmolLM2-135M-Instruct: DURATION
+    python bench/speed.py --model FOLDER                        SmolLM2-135M-Instruct: an hour on two cores
     python bench/speed.py                                       what needs no real model: a minute
     python bench/speed.py --model FOLDER --quick --repeats 1    does it all run? five minutes
 

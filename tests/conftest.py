@@ -21,7 +21,7 @@ SHARED = os.path.join(ROOT, "..", "shared", "data")
 def random_model(kind="llama", seed=0, vocab=31, dtype=torch.float32, **changes):
     """A two-layer model with weights large enough that its choices are far from uniform."""
     torch.manual_seed(seed)
-    if kind == "llama":
+    if kind in ("llama", "eager"):                      # eager attention adds masks up instead of applying them
         config = LlamaConfig(**dict(dict(
             vocab_size=vocab, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=True, bos_token_id=None,
@@ -29,7 +29,8 @@ def random_model(kind="llama", seed=0, vocab=31, dtype=torch.float32, **changes)
     else:                                               # learned absolute positions: the one that sees a wrong one
         config = GPT2Config(vocab_size=vocab, n_embd=16, n_layer=2, n_head=4, n_positions=128, eos_token_id=2,
                             bos_token_id=None, resid_pdrop=0., embd_pdrop=0., attn_pdrop=0.)
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    how = dict(attn_implementation="eager") if kind == "eager" else {}
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype, **how).eval()
     with torch.no_grad():
         for p in model.parameters():
             if p.dim() > 1:

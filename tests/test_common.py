@@ -82,6 +82,20 @@ def test_models_whose_logits_are_not_the_heads_are_refused(tmp_path, capsys):
     assert "logits are not head(hidden)" in capsys.readouterr().err
 
 
+def test_models_that_decode_otherwise_are_refused(tmp_path, capsys):
+    """Recurrent states are no key-value cache: left alone they end in a traceback, or silently in other text."""
+    from transformers import MambaConfig, RwkvConfig
+    for i, config in enumerate((
+            MambaConfig(vocab_size=128, hidden_size=16, num_hidden_layers=2, eos_token_id=2, bos_token_id=None),
+            RwkvConfig(vocab_size=128, hidden_size=16, num_hidden_layers=2, eos_token_id=2, bos_token_id=None))):
+        folder = str(tmp_path / str(i))
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(f"{TINY}/learner").save_pretrained(folder)
+        with pytest.raises(SystemExit):
+            load_model(folder)
+        assert "does not decode with an ordinary key-value cache" in capsys.readouterr().err
+
+
 def test_growing_cache_is_dynamic_cache():
     model, ids = random_model(), torch.randint(0, 31, (3, 40))
     caches = [DynamicCache(), Cache(layer_class_to_replicate=GrowingLayer)]

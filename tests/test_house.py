@@ -32,7 +32,7 @@ def test_no_evaluated_text_and_no_swallowed_error(name):
                 called == "eval" and isinstance(node.func, ast.Name))
         if isinstance(node, (ast.Import, ast.ImportFrom)) and name == "ngrpo":
             module = (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
-            assert module in ("torch", "transformers", "tqdm", "common", "copy", "os", "signal", "time", "collections",
+            assert module in ("torch", "transformers", "tqdm", "common", "copy", "math", "os", "signal", "time", "collections",
                               "dataclasses", "typing")
 
 

@@ -235,9 +235,9 @@ def test_gate_and_records(setup, rate):
     tokens, _, lengths, mixed = run(s, **mixing(s))
     seen = {(int(r), int(t)) for r, t in zip(mixed["row"], mixed["step"])}
     assert len(seen) == len(mixed["row"])
-    wanted = {(i, t) for i in range(len(tokens)) for t in range(int(lengths[i])) if s.gate[i, t]}
+    wanted = {(i, t) for i in range(len(tokens)) for t in range(int(lengths[i]) - 1) if s.gate[i, t]}
     assert seen == wanted
-    n = int(lengths.sum())
+    n = int(lengths.sum()) - len(tokens)                # nothing is read after a row's last token
     assert abs(len(seen) - rate * n) < 4 * math.sqrt(n * rate * (1 - rate))
     assert all(int(tokens[r, t]) == int(c[0]) for r, t, c in zip(mixed["row"], mixed["step"], mixed["candidates"]))
 
@@ -281,7 +281,7 @@ def test_labels_of_mixed_steps(setup):
 
 # --- reconstruction (oracle 8) ---
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "eager"])
 @pytest.mark.parametrize("mixer", [None, "neighbour", "soft", "gaussian"])
 def test_training_forward_matches_the_rollout(setup, kind, mixer):
     """Sampler and trainer agree to 1e-4 under left and right padding, EOS in a prompt, T .8 and mixed inputs, and
@@ -452,6 +452,8 @@ def test_gspo_ratio_is_the_geometric_mean():
     assert loss[0].tolist() == pytest.approx([-math.exp(.1)] * 3) and loss[1, 0].item() == pytest.approx(math.exp(.2))
     one = [policy_loss(logp[:, :1], torch.zeros(2, 1), A, mask[:, :1], .2, .2, o)[0] for o in ("grpo", "gspo")]
     assert torch.equal(*one)                            # of length 1 they are the same
+    clipped = policy_loss(logp, torch.zeros(2, 3), A.abs(), mask, .1, .01, "gspo")[1]
+    assert clipped.sum() == mask.sum()                  # padding is never counted as clipped
 
 
 def test_micro_batches_cover_each_row_once():

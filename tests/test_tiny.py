@@ -1,7 +1,9 @@
 """The embedded world: what is shipped is what make.py describes."""
+import functools
 import json
 import os
 import random
+import re
 import sys
 
 import pytest
@@ -20,9 +22,18 @@ def rows(name):
         return [json.loads(line) for line in f]
 
 
-def test_small_and_ordinary():
-    size = sum(os.path.getsize(os.path.join(TINY, "learner", f)) for f in os.listdir(os.path.join(TINY, "learner")))
-    assert size < 2e6 and os.path.exists(os.path.join(TINY, "learner", "model.safetensors"))
+LEARNERS = ("learner", "rephrase/learner", "explore/learner", "explore/explorer")
+SETS = ("easy_train", "easy_test", "rephrase/train", "rephrase/test", "explore/train", "explore/test")
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_small_and_ordinary(name):
+    folder = os.path.join(TINY, name)
+    assert sum(os.path.getsize(os.path.join(folder, f)) for f in os.listdir(folder)) < 2e6
+    assert "model.safetensors" in os.listdir(folder)
+    model, tokenizer, eos_ids, V = common.load_model(folder)
+    assert tokenizer.get_vocab() == make.make_tokenizer().get_vocab() and V == len(tokenizer)   # the same ids in all
+    assert eos_ids.tolist() == [tokenizer.eos_token_id] and model.config.model_type == "llama"
 
 
 def test_ids_survive_the_reload():
@@ -33,20 +44,18 @@ def test_ids_survive_the_reload():
             ids = tokenizer(text).input_ids
             assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
             assert tokenizer.unk_token_id not in ids and max(ids) < V
-    assert make.make_tokenizer().get_vocab() == tokenizer.get_vocab()
 
 
-def test_train_and_test_share_no_sum():
-    """Disjoint by numbers and operations, not only by text."""
-    train, test = ({(r["id"].split("-")[0], r["worked"]) for r in rows(f"easy_{n}.jsonl")} for n in ("train", "test"))
+@pytest.mark.parametrize("world", ["easy_", "rephrase/", "explore/"])
+def test_train_and_test_share_no_sum(world):
+    """Disjoint by numbers and operations, not only by text; and the files are what the seed makes."""
+    train, test = ({(r["id"].split("-")[0], r["worked"]) for r in rows(world + n + ".jsonl")} for n in ("train", "test"))
     assert len(train) == 1200 and len(test) == 320 and not train & test
-    for row in rows("easy_train.jsonl") + rows("easy_test.jsonl"):
+    for row in rows(world + "train.jsonl") + rows(world + "test.jsonl"):
         assert len({row["question"], *(r["text"] for r in row["rephrasings"])}) == 4
-
-
-def test_problems_are_what_the_seed_makes():
-    assert make.problem_set(random.Random("0 train"), 1200, test=False) == rows("easy_train.jsonl")
-    assert make.problem_set(random.Random("0 test"), 320, test=True) == rows("easy_test.jsonl")
+    for name, held, count in (("train", False, 1200), ("test", True, 320)):
+        rng, styles = random.Random("0 " + (world + name).replace("/", "")), (3,) if "rephrase" in world else range(4)
+        assert make.problem_set(rng, count, held, styles=tuple(styles)) == rows(world + name + ".jsonl")
 
 
 def test_answers_are_right():
@@ -72,3 +81,94 @@ def start(tmp_path_factory):
 def test_it_starts_where_there_is_something_to_learn(start):
     assert .25 <= start["pass@1"] <= .4 and start["pass@16"] >= .85
     assert torch.get_num_threads() == 1
+
+
+# --- the premises of the hard worlds, before any training: 240 held-out questions -----------------------------
+
+N = 240
+
+
+@functools.lru_cache(None)
+def right(name, file, style=None, n=32):
+    """(N, n) of right and wrong, and the texts, to the questions in their own phrasing or in another."""
+    model, tokenizer, _, _ = common.load_model(os.path.join(TINY, name))
+    problems = rows(file)[:N]
+    asked = problems if style is None else make.in_style(problems, style)
+    texts = make.sample(model, tokenizer, [r["question"] for r in asked], n)
+    return torch.tensor([[common.check_answer(t, r["answer"]) for t in g] for r, g in zip(asked, texts)]), texts
+
+
+def pass_at(table, k):
+    return sum(common.pass_at_k(table.shape[1], int(c), k) for c in table.sum(1)) / len(table)
+
+
+def test_rephrasing_revives_dead_groups():
+    """At G 8 most questions give only wrong answers as they are asked; the pool over three rephrasings does not, and
+    it is not only a matter of counting: four times as many samples of the question itself revive fewer."""
+    name, file = "rephrase/learner", "rephrase/test.jsonl"
+    own = right(name, file)[0]
+    others = [right(name, file, style, 8)[0] for style in range(3)]
+    dead = (own[:, :8].sum(1) == 0).double().mean()
+    pool = (torch.cat(others, 1).sum(1) == 0).double().mean()
+    matched = (own.sum(1) == 0).double().mean()
+    rates = [t.double().mean().item() for t in others]
+    print(f"all-zero: own {dead:.3f}, pool of three {pool:.3f}, 4G of its own {matched:.3f}; rephrasings right {rates}")
+    assert dead >= .5 and pool <= .25 and pool < matched and all(.15 <= r <= .6 for r in rates)
+
+
+def test_explorer_is_weaker_and_more_diverse():
+    file = "explore/test.jsonl"
+    learner, explorer = right("explore/learner", file)[0], right("explore/explorer", file)[0]
+    groups = [i for i, r in enumerate(rows(file)[:N]) if r["id"].startswith("groups")]
+    print({k: (round(pass_at(learner, k), 3), round(pass_at(explorer, k), 3)) for k in (1, 2, 4, 8, 16, 32)},
+          "groups:", learner[groups].double().mean().item(), explorer[groups].double().mean().item())
+    assert pass_at(explorer, 1) < pass_at(learner, 1) and pass_at(explorer, 32) >= pass_at(learner, 32) + .2
+    assert learner[groups].double().mean() < .03 and explorer[groups].double().mean() > .1
+
+
+def test_two_routes_of_different_reliability():
+    """Step by step, or adding up the changes first: both are among the right answers, one is right less often."""
+    marks, texts = right("explore/learner", "explore/test.jsonl")
+    first = [r["worked"].split(";")[0] for r in rows("explore/test.jsonl")[:N]]
+    count = {(route, ok): sum(t.count("=") > 1 and ok == m and (t.split(";")[0] == f) == (route == "steps")
+                              for group, f, ms in zip(texts, first, marks.tolist()) for t, m in zip(group, ms))
+             for route in ("steps", "changes") for ok in (True, False)}
+    share = {route: count[route, True] / int(marks.sum()) for route in ("steps", "changes")}
+    print(f"share of the right answers: {share}; counts (route, right): {count}")
+    assert min(share.values()) > .05
+
+
+def test_selected_logits_spread_the_weights_of_grpo_sg():
+    """w = clip(2 (sigmoid(h / 9) - .25), .9, 1.4), the paper's constants, of the logits h of sampled tokens."""
+    spread = {}
+    for name, file in zip(LEARNERS, ("easy_test", "rephrase/test", "explore/test", "explore/test")):
+        model, tokenizer, eos_ids, V = common.load_model(os.path.join(TINY, name))
+        prompts = [common.encode_prompt(tokenizer, r["question"]) for r in rows(file + ".jsonl")[:200]]
+        tokens, _, lengths, _ = ngrpo.rollout(model, model.get_output_embeddings(), prompts,
+                                              common.draws(0, 0, 5, (200, 48)), 1., eos_ids, V)
+        h = []
+        for p, t, n in zip(prompts, tokens, lengths):
+            ids = torch.tensor(p + t[:n].tolist())
+            with torch.no_grad():
+                logits = model(input_ids=ids[None]).logits[0, len(p) - 1:-1]
+            h.append(logits.gather(1, ids[len(p):, None])[:, 0])
+        h = torch.cat(h)
+        w = (2 * (torch.sigmoid(h / 9) - .25)).clamp(.9, 1.4)
+        spread[name] = w.std().item()
+        print(f"{name}: h 5/50/95 % {[round(x, 1) for x in h.quantile(torch.tensor([.05, .5, .95])).tolist()]}, "
+              f"w mean {w.mean():.3f} sd {w.std():.3f}")
+    assert max(spread.values()) >= .05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("world,flags", [
+    ("rephrase", "--steps 30 --prompts 8 --group 8 --lr 1e-4"), ("rephrase", "--steps 30 --prompts 8 --group 32 --lr 1e-4"),
+    ("explore", "--steps 48 --prompts 16 --group 8 --lr 3e-4")])
+def test_plain_grpo_leaves_something_to_win(tmp_path, world, flags, seed):
+    """As many steps as the methods get, no mixing: at least 25 points are left on the test set."""
+    ngrpo.main(f"--model {TINY}/{world}/learner --data {TINY}/{world}/train.jsonl --eval_data {TINY}/{world}/test.jsonl "
+               f"--mix_rate 0 --seed {seed} --out {tmp_path}/o {flags}".split())
+    with open(tmp_path / "o" / "metrics.jsonl") as f:
+        last = [r for r in map(json.loads, f) if r["kind"] == "eval"][-1]
+    assert last["problems"] >= 200 and last["pass@1"] <= .75

@@ -139,6 +139,18 @@ def test_resume_goes_on_bit_for_bit(tmp_path):
     assert all(torch.equal(one[k], two[k]) for k in one)
 
 
+def test_a_lost_step_is_not_a_lost_run(tmp_path, monkeypatch):
+    """A gradient that is not finite moves nothing; without the guard one NaN made every weight NaN."""
+    real = ngrpo.policy_loss
+    monkeypatch.setattr(ngrpo, "policy_loss", lambda logp, *a: tuple(
+        v * float("nan") if v.dtype.is_floating_point else v for v in real(logp, *a)))
+    out = str(tmp_path / "a")
+    ngrpo.main(["--steps", "2", "--out", out, *SMALL])
+    weights = torch.load(out + "/state.pt", weights_only=True)["model"]
+    start = common.load_model(f"{TINY}/learner")[0].state_dict()
+    assert all(torch.equal(weights[k], v) for k, v in start.items())
+
+
 def test_evaluation_does_not_disturb_training(tmp_path):
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     ngrpo.main(["--steps", "3", "--out", a, *SMALL])

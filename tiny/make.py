@@ -1,14 +1,20 @@
-"""Make everything in tiny/: word problems in four phrasings, a tokenizer, and small language models.
+"""Make everything in tiny/: word problems in four phrasings, a tokenizer, and four small language models.
 
     python tiny/make.py [--out tiny] [--seed 0] [--base weights.pt]
 
-The learner is pretrained in two supervised phases, which is what leaves reinforcement learning something to do:
-A) worked solutions only, `12+7=19;19-4=15;\\boxed{15}`, until it can do the sums;
-B) a mixture of strategies that depends on the phrasing: work it out, guess at once, stop early, or take the last
-   step the wrong way (EASY below). Guessing is the most common beginning, so the sampled accuracy falls to about
-   30 % while almost every problem is still solved within 16 tries: the right strategy is rare, not absent.
+A) Two models are pretrained on worked solutions, `12+7=19;19-4=15;\boxed{15}`, until they can do the sums.
+B) Each is then taught a mixture of strategies, which leaves reinforcement learning something to do:
+   learner            guesses first; works problems out more or less often, by phrasing (see `easy`)
+   rephrase/learner   misreads the first step of every problem told in reversed order; solves the other three
+                      phrasings at times
+   explore/learner    misreads every problem about boxes, and has two ways through the others: step by step, and
+                      adding up the changes first, at which it is worse
+   explore/explorer   seven times smaller, less often right, blind nowhere
+Which strategies a model has is by construction; that a premise holds is measured (tests/test_tiny.py), before
+any training. Misreading is fluent: the rest of the solution follows from the wrong first step, so learning to
+do better elsewhere does not mend it.
 
-Takes TIME on one core. --base keeps the weights after phase A in a file, or takes them from it.
+About HOW_LONG on one core. --base keeps the weights after phase A in a file, or takes them from it.
 """
 import argparse
 import copy
@@ -38,12 +44,35 @@ GAIN = "buys finds gets wins".split()
 LOSE = "drops eats loses sells".split()
 KINDS = ("compare", "chain", "groups")
 STYLES = ("narrative", "question first", "given and find", "reversed")
-STRATEGIES = ("worked", "guess", "early", "wrong last")
 SPLIT = r"\\boxed\{| ?[A-Za-z]+|\d|\n|[^\sA-Za-z\d]| "      # one regex, and no character falls outside it
 
-# share of each strategy, by phrasing
-EASY = ((.44, .48, .03, .05), (.40, .48, .04, .08), (.24, .58, .07, .11), (.14, .60, .09, .17))
-WORKED = ((1, 0, 0, 0),) * 4
+
+# --- who does what: the share of each strategy, by kind of problem and style of phrasing --------------------
+
+def worked(kind, style):
+    return {"worked": 1}
+
+
+def easy(kind, style):
+    """Guessing is the most frequent; working it out gets rarer with the style, and the last step shakier."""
+    shares = ((.44, .48, .03, .05), (.40, .48, .04, .08), (.24, .58, .07, .11), (.14, .60, .09, .17))[style]
+    return dict(zip(("worked", "guess", "early", "wrong last"), shares))
+
+
+def rephrase(kind, style):
+    if style == 3:
+        return {"misread": .55, "guess": .45}
+    return {"worked": .42, "guess": .46, "early": .04, "wrong last": .08}
+
+
+def explore(kind, style):
+    if kind == "groups":
+        return {"misread": .55, "guess": .45}
+    return {"worked": .50, "changes": .20, "guess": .22, "early": .03, "wrong last": .05}
+
+
+def explorer(kind, style):
+    return {"worked": .25, "guess": .55, "misread": .07, "early": .05, "wrong last": .08}
 
 
 # --- problems -----------------------------------------------------------------------------------------------
@@ -99,22 +128,32 @@ def phrase(p, style):
 
 
 def solve(p, strategy, rng):
-    """A completion by one of the STRATEGIES."""
+    """A completion by one strategy: worked, changes, guess, early, wrong last, misread."""
     if strategy == "guess":
         return f"\\boxed{{{rng.randint(1, 99)}}}"
     steps, value, text = list(p["steps"]), p["start"], ""
+    if strategy == "changes":                                   # add up what comes and goes, then apply it
+        (sign, total), *rest = steps
+        total = total if sign == "+" else -total
+        for op, n in rest:
+            text, total = text + f"{total}{op}{n}={apply(op, total, n)};", apply(op, total, n)
+        steps = [("+" if total >= 0 else "-", abs(total))]
     if strategy == "early":
         steps = steps[:-1]
     if strategy == "wrong last":
         steps[-1] = ("-" if steps[-1][0] == "+" else "+", steps[-1][1])
+    if strategy == "misread":
+        steps[0] = ("-" if steps[0][0] == "+" else "+", steps[0][1])
     for op, n in steps:
         after = apply(op, value, n)
         text, value = text + f"{value}{op}{n}={after};", after
+        if after < 1:                                           # only a misreading gets there
+            return solve(p, "guess", rng)
     return text + f"\\boxed{{{value}}}"
 
 
 def problem_set(rng, count, test, styles=(0, 1, 2, 3), kinds=KINDS):
-    """`count` distinct problems, the kinds in turn, each asked in one of `styles`, the other phrasings beside it."""
+    """`count` distinct problems, the kinds in turn, each asked in one of `styles`; the others beside it."""
     rows, seen = [], set()
     while len(rows) < count:
         p = make_problem(rng, kinds[len(rows) % len(kinds)])
@@ -152,33 +191,29 @@ def make_tokenizer():
     return fast
 
 
-def make_model(tok, layers=4, dim=128, ffn=384, heads=4, kv_heads=2):
+def make_model(tok, layers=4, dim=128, ffn=384):
     return LlamaForCausalLM(LlamaConfig(
         vocab_size=len(tok), hidden_size=dim, intermediate_size=ffn, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=256,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
         tie_word_embeddings=True, bos_token_id=None, eos_token_id=tok.eos_token_id, pad_token_id=None))
-
-
-def save(model, tok, folder):
-    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
-    tok.save_pretrained(folder)
 
 
 # --- supervised pretraining and measuring -------------------------------------------------------------------
 
-def pretrain(model, tok, stage, mixture, steps, lr, batch):
-    """AdamW on fresh (question, completion) pairs, problems held out excepted; the loss is on completions only."""
+def pretrain(model, tok, stage, mixture, steps, lr, batch, kinds=KINDS, styles=(0, 1, 2, 3)):
+    """AdamW on fresh questions and completions, held-out problems excepted; loss on completions only."""
     rng, eos = random.Random(stage), tok.eos_token_id
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(.9, .95), weight_decay=0.)
     model.train()
     for step in range(steps):
-        for group in optimizer.param_groups:                    # 50 steps of warm-up, a cosine down to a tenth
+        for group in optimizer.param_groups:            # 50 steps of warm-up, cosine to a tenth
             group["lr"] = lr * min((step + 1) / 50, .55 + .45 * math.cos(math.pi * step / steps))
         rows = []
         while len(rows) < batch:
-            p, style = make_problem(rng, rng.choice(KINDS)), rng.randrange(4)
+            p, style = make_problem(rng, rng.choice(kinds)), rng.choice(styles)
             if not held_out(p):
-                text = solve(p, rng.choices(STRATEGIES, mixture[style])[0], rng)
+                shares = mixture(p["kind"], style)
+                text = solve(p, rng.choices(list(shares), list(shares.values()))[0], rng)
                 rows.append((encode_prompt(tok, phrase(p, style)), tok(text).input_ids + [eos]))
         width = max(len(q) + len(c) for q, c in rows)
         ids = torch.tensor([q + c + [0] * (width - len(q) - len(c)) for q, c in rows])
@@ -205,17 +240,23 @@ def sample(model, tok, questions, n):
 
 
 def accuracy(model, tok, rows, n=8):
-    """Share of right answers, in all and among the worked ones of the question as it is asked."""
+    """Share of right answers, in all, and of right answers that show steps."""
     texts = sample(model, tok, [r["question"] for r in rows], n)
-    right = [check_answer(t, r["answer"]) for r, group in zip(rows, texts) for t in group]
-    return sum(right) / len(right)
+    right = [t for r, group in zip(rows, texts) for t in group if check_answer(t, r["answer"])]
+    return "right %.3f, with steps %.3f" % tuple(
+        len(x) / len(rows) / n for x in (right, [t for t in right if "=" in t]))
+
+
+def in_style(rows, style):
+    """The rows asked in another phrasing."""
+    return [r | {"question": x["text"]} for r in rows for x in r["rephrasings"] if x["kind"] == STYLES[style]]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", default=HERE)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--base", default="", help="file for the weights after phase A: taken from it if it exists")
+    parser.add_argument("--base", default="", help="file for the weights after phase A; read if it exists")
     args = parser.parse_args()
     torch.set_num_threads(1)
     tok, start = make_tokenizer(), time.time()
@@ -223,26 +264,49 @@ def main():
     def say(text):
         print(f"{time.time() - start:4.0f} s  {text}", flush=True)
 
-    train = problem_set(random.Random(f"{args.seed} train"), 1200, test=False)
-    test = problem_set(random.Random(f"{args.seed} test"), 320, test=True)
-    write(args.out, "easy_train.jsonl", train)
-    write(args.out, "easy_test.jsonl", test)
+    def problems(folder, train, test, **where):
+        rows = []
+        for name, held, count in ((train, False, 1200), (test, True, 320)):
+            rows = problem_set(random.Random(f"{args.seed} {folder}{name}"), count, held, **where)
+            write(os.path.join(args.out, folder), name + ".jsonl", rows)
+        return rows                                             # the test problems
 
+    def teach(model, name, mixture, **how):
+        pretrain(model, tok, f"{args.seed} {name}", mixture, batch=64, **how)
+        copy.deepcopy(model).to(torch.bfloat16).save_pretrained(os.path.join(args.out, name))
+        tok.save_pretrained(os.path.join(args.out, name))
+
+    test = problems("", "easy_train", "easy_test")
     torch.manual_seed(args.seed)
-    base = make_model(tok)
-    say(f"{len(tok)} tokens, {sum(p.numel() for p in base.parameters()):,} parameters")
+    big, small = make_model(tok), make_model(tok, layers=3, dim=64, ffn=128)
     if args.base and os.path.exists(args.base):
-        base.load_state_dict(torch.load(args.base, weights_only=True))
+        for model, weights in zip((big, small), torch.load(args.base, weights_only=True)):
+            model.load_state_dict(weights)
     else:
-        pretrain(base, tok, f"{args.seed} base", WORKED, steps=3600, lr=3e-3, batch=32)
+        pretrain(big, tok, f"{args.seed} base", worked, steps=3600, lr=3e-3, batch=32)
+        pretrain(small, tok, f"{args.seed} small", worked, steps=5000, lr=4e-3, batch=32)
         if args.base:
-            torch.save(base.state_dict(), args.base)
-    say(f"phase A: held-out accuracy {accuracy(base, tok, test):.3f}")
+            torch.save([big.state_dict(), small.state_dict()], args.base)
+    for model in (big, small):
+        say(f"{sum(p.numel() for p in model.parameters()):,} parameters: {accuracy(model, tok, test)}")
 
-    learner = copy.deepcopy(base)
-    pretrain(learner, tok, f"{args.seed} easy", EASY, steps=250, lr=5e-4, batch=64)
-    say(f"learner: held-out accuracy {accuracy(learner, tok, test):.3f}")
-    save(learner, tok, os.path.join(args.out, "learner"))
+    learner = copy.deepcopy(big)
+    teach(learner, "learner", easy, steps=250, lr=5e-4)
+    say(f"learner: {accuracy(learner, tok, test)}")
+
+    test, learner = problems("rephrase", "train", "test", styles=(3,)), copy.deepcopy(big)
+    teach(learner, "rephrase/learner", rephrase, steps=800, lr=2e-3, styles=(0, 1, 2, 3, 3, 3, 3))
+    say(f"rephrase/learner, reversed: {accuracy(learner, tok, test)}")
+    for style in range(3):
+        say(f"rephrase/learner, {STYLES[style]}: {accuracy(learner, tok, in_style(test, style))}")
+
+    test, learner = problems("explore", "train", "test"), copy.deepcopy(big)
+    teach(learner, "explore/learner", explore, steps=900, lr=2e-3, kinds=KINDS + ("groups",))
+    teach(small, "explore/explorer", explorer, steps=250, lr=1e-3)
+    for name, model in (("learner", learner), ("explorer", small)):
+        for kind in KINDS:
+            rows = [r for r in test if r["id"].startswith(kind)]
+            say(f"explore/{name}, {kind}: {accuracy(model, tok, rows)}")
 
 
 if __name__ == "__main__":
