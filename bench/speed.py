@@ -5,7 +5,8 @@ A B, so that a drift of the machine cancels, and the median of --repeats rounds 
                      float32: in total, and decoding alone, that is less the same call for 1 new token
     rollout_tiny     the same on tiny/learner, 16 problems x 8, natural lengths, one thread
     mixing_overhead  a step of ngrpo.train, search and update included, with mixing against without:
-                     8 prompts x 8, exactly 128 tokens; two steps, the second given the first one's anchors
+                     8 prompts x 8, exactly 128 tokens; two steps, the second given the first one's anchors;
+                     on a CPU in seconds of CPU time
     neighbour_table  ngrpo.nearest for all rows of a random table: milliseconds, most extra bytes at once;
                      on a CPU one chunk of anchors is timed, and the milliseconds are extrapolated
     largest_tensor   N*T*V over the largest result of any operator in an update, recomputation included
@@ -122,10 +123,11 @@ def train(args, loaded, flags, **replaced):
     """ngrpo.train, nothing saved, every other reward 1; of each step the seconds: whole, rollout, update."""
     flags = f"--device {args.device} --group 8 --lr 0 --micro_tokens 4096 {flags}"
     cfg, _ = common.parse_config(ngrpo.Config, ngrpo.PRESETS, flags.split())
-    rewards, marks, steps = itertools.cycle((0., 1.)), [time.time()], []
+    now = time.process_time if args.device == "cpu" else time.time      # a busy machine leaves CPU seconds alone
+    rewards, marks, steps = itertools.cycle((0., 1.)), [now()], []
 
     def report(out, kind, step, **fields):                      # the search ahead lies between two reports
-        marks.append(time.time())
+        marks.append(now())
         steps.append((marks[-1] - marks[-2], fields["seconds_rollout"], fields["seconds_update"]))
     replaced |= {name: mock.Mock() for name in ("save_checkpoint", "export_model", "write_line")}
     replaced |= dict(report=report, reward=lambda *_: next(rewards), stop_on_signal=list)
