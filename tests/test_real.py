@@ -20,7 +20,7 @@ def test_two_steps_on_gsm8k(tmp_path, smollm, shared):
     ngrpo.main(["--model", smollm, "--data", os.path.join(shared, "gsm8k_test.jsonl"), "--eval_data",
                 os.path.join(shared, "gsm8k_test.jsonl"), "--prompt_format", BOX, "--steps", "2", "--prompts", "3",
                 "--group", "4", "--max_new_tokens", "96", "--eval_problems", "2", "--eval_samples", "2", "--ks", "1",
-                "--lr", "1e-6", "--temperature", ".7", "--kl_coef", ".001", "--minibatches", "3", "--threads", "2",
+                "--lr", "1e-6", "--temperature", ".7", "--kl_coef", ".001", "--minibatches", "3",
                 "--out", out])
     with open(out + "/metrics.jsonl") as f:
         steps = [r for r in map(json.loads, f) if r["kind"] == "step"]
@@ -32,4 +32,4 @@ def test_two_steps_on_gsm8k(tmp_path, smollm, shared):
     tokenizer = AutoTokenizer.from_pretrained(out + "/model")
     ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
     assert "Paris" in tokenizer.decode(model.generate(ids, max_new_tokens=8, do_sample=False)[0])
-    torch.set_num_threads(1)
+
