@@ -8,7 +8,7 @@ mkdir -p "$out"
 python -c 'import torch; print(torch.cuda.get_device_name(), torch.__version__)' | tee "$out/device.txt"
 
 echo "--- the tiny demo, bfloat16 rollout and update, float32 weights"
-timeout 240 python ngrpo.py --device cuda --out "$out/demo" | tee "$out/demo.txt" | grep -E "^(eval|step +(1|40) )"
+timeout 240 python ngrpo.py --device cuda --out "$out/demo" | tee "$out/demo.txt" | grep -E "^(eval|step +(1|50) )"
 
 echo "--- sampler against trainer: |log-prob difference|; bounds: bfloat16 mean < .02, float32 max < 1e-3"
 timeout 60 python ngrpo.py --device cuda --compute_dtype float32 --steps 3 --eval_problems 20 --out "$out/float32" \
