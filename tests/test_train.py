@@ -3,6 +3,7 @@ import json
 import os
 import signal
 import threading
+import time
 
 import plain
 import pytest
@@ -118,7 +119,7 @@ def test_padding_a_row_leaves_its_gradient(monkeypatch, tmp_path):
 
 def lines(folder, name="metrics.jsonl", drop=("seconds", "tokens_per_s", "peak")):
     with open(os.path.join(folder, name)) as f:
-        rows = [json.loads(line) for line in f]
+        rows = [json.loads(line) for line in f if line.endswith("\n")]
     return [{k: v for k, v in r.items() if not k.startswith(drop)} for r in rows if r.get("kind") != "config"]
 
 
@@ -160,7 +161,12 @@ def test_evaluation_does_not_disturb_training(tmp_path):
 
 def test_interrupt_saves_exports_and_ends_quietly(tmp_path):
     out = str(tmp_path / "a")
-    threading.Timer(4, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    def interrupt():                                    # once a step is logged, and the handler so in place
+        while not (os.path.exists(out + "/metrics.jsonl") and any(r["kind"] == "step" for r in lines(out))):
+            time.sleep(.2)
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=interrupt, daemon=True).start()
     ngrpo.main(["--steps", "1000", "--out", out, *SMALL])
     step = torch.load(out + "/state.pt", weights_only=True)["step"]
     assert 0 < step < 1000 and lines(out)[-1]["step"] == step and os.path.exists(out + "/model/config.json")
