@@ -7,14 +7,17 @@ B) Each is then taught a mixture of strategies, which leaves reinforcement learn
    learner            guesses first; works problems out more or less often, by phrasing (see `easy`)
    rephrase/learner   misreads the first step of every problem told in reversed order; solves the other three
                       phrasings at times
-   explore/learner    misreads every problem about boxes, and has two ways through the others: step by step, and
-                      adding up the changes first, at which it is worse
+   explore/learner    misreads every problem about boxes; has two ways through the others: step by step, or
+                      (there it is worse) adding up the changes first
    explore/explorer   seven times smaller, less often right, blind nowhere
 Which strategies a model has is by construction; that a premise holds is measured (tests/test_tiny.py), before
 any training. Misreading is fluent: the rest of the solution follows from the wrong first step, so learning to
 do better elsewhere does not mend it.
 
-About HOW_LONG on one core. --base keeps the weights after phase A in a file, or takes them from it.
+41 minutes on one busy core. Right answers to held-out problems, sampled: after A .96 and .97 (large and small
+model); learner .28; rephrase/learner .01 reversed, .41, .39, .43 otherwise; explore/learner .25, and .02 on boxes;
+explore/explorer .21.
+--base keeps the weights after phase A in a file, or takes them from it if it exists.
 """
 import argparse
 import copy
