@@ -381,6 +381,7 @@ def open_run(cfg, name, model, prompt, state=None):
         refuse(f"--out {out}: holds another run; name another folder, or go on with --resume {out}")
     os.makedirs(out, exist_ok=True)
     write_line(out, "metrics.jsonl", kind="config", config=vars(cfg), prompt=prompt, **provenance(cfg.device))
+    print(f"writing to {out}", flush=True)
     return out
 
 

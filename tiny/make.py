@@ -1,4 +1,4 @@
-"""Make everything in tiny/: word problems in four phrasings, a tokenizer, and four small language models.
+r"""Make everything in tiny/: word problems in four phrasings, a tokenizer, and four small language models.
 
     python tiny/make.py [--out tiny] [--seed 0] [--base weights.pt]
 
@@ -15,7 +15,7 @@ any training. Misreading is fluent: the rest of the solution follows from the wr
 do better elsewhere does not mend it.
 
 41 minutes on one busy core. Right answers to held-out problems, sampled: after A .96 and .97 (large and small
-model); learner .28; rephrase/learner .01 reversed, .41, .39, .43 otherwise; explore/learner .25, and .02 on boxes;
+model); learner .28; rephrase/learner .01 reversed, .41, .39, .43 otherwise; explore/learner .25, .02 on boxes;
 explore/explorer .21.
 --base keeps the weights after phase A in a file, or takes them from it if it exists.
 """
