@@ -7,7 +7,7 @@ B) Each is then taught a mixture of strategies, which leaves reinforcement learn
    learner            guesses first; works problems out more or less often, by phrasing (see `easy`)
    rephrase/learner   misreads the first step of every problem told in reversed order; solves the other three
                       phrasings at times
-   explore/learner    misreads every problem about boxes; has two ways through the others: step by step, or
+   explore/learner    misreads problems about boxes; has two ways through the others: step by step, or
                       (there it is worse) adding up the changes first
    explore/explorer   seven times smaller, less often right, blind nowhere
 Which strategies a model has is by construction; that a premise holds is measured (tests/test_tiny.py), before
@@ -15,8 +15,8 @@ any training. Misreading is fluent: the rest of the solution follows from the wr
 do better elsewhere does not mend it.
 
 41 minutes on one busy core. Right answers to held-out problems, sampled: after A .96 and .97 (large and small
-model); learner .28; rephrase/learner .01 reversed, .41, .39, .43 otherwise; explore/learner .25, .02 on boxes;
-explore/explorer .21.
+model); learner .28; rephrase/learner .01 reversed, .41, .39, .43 otherwise; explore/learner .26 (.02 on
+boxes); explore/explorer .21.
 --base keeps the weights after phase A in a file, or takes them from it if it exists.
 """
 import argparse
@@ -69,9 +69,9 @@ def rephrase(kind, style):
 
 
 def explore(kind, style):
-    if kind == "groups":
-        return {"misread": .55, "guess": .45}
-    return {"worked": .50, "changes": .20, "guess": .22, "early": .03, "wrong last": .05}
+    if kind == "groups":                    # not quite never: a right example must not be beyond belief
+        return {"misread": .5495, "guess": .45, "worked": .0005}
+    return {"worked": .50, "changes": .26, "guess": .16, "early": .03, "wrong last": .05}
 
 
 def explorer(kind, style):
