@@ -207,7 +207,7 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
     (N, T), device, body, embed = u.shape, u.device, model.base_model, model.get_input_embeddings()
     tokens, G, mixed = torch.zeros(N, T, dtype=torch.long, device=device), N // len(prompts), []
     lengths, logps = tokens.new_zeros(N), torch.zeros(N, T, dtype=head.weight.dtype, device=device)
-    torch.manual_seed(int(u[0, 0] * 2 ** 31))                   # of gaussian's noise, nothing else
+    rng = torch.Generator(device).manual_seed(int(u[0, 0] * 2 ** 31))     # of gaussian's noise alone
     for first in range(0, N, max_rows):
         rows = torch.arange(first, min(first + max_rows, N))    # on the CPU, like gate: no sync to index it
         batch = prompts[first // G:rows[-1] // G + 1]
@@ -233,7 +233,7 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
                     candidates = logp[m].topk(mix_k).indices
                 else:                                           # STHT: noise a third the embedding's size
                     candidates, e = anchor[:, None], embed(anchor)
-                    noise = .33 * e.square().mean(1, True).sqrt() * torch.randn_like(e)
+                    noise = torch.empty_like(e).normal_(0, .33, generator=rng) * e.pow(2).mean(1, True).sqrt()
                 weight = logp[m].gather(1, candidates).softmax(-1)                                    # (9)
                 blend = mix(embed, candidates, weight, noise).to(embed.weight.dtype)                  # (10)
                 cosine = F.cosine_similarity(blend.float(), embed(anchor).float(), dim=1)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import ngrpo
-from conftest import random_model
 from common import micro_batches
 from ngrpo import (advantages, evaluate, k3, look_up, mix, nearest, policy_loss, reduce, rollout, sample,
                    score, token_logps, vocab_logps)

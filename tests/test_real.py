@@ -3,7 +3,6 @@ import json
 import os
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ngrpo

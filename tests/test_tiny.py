@@ -3,7 +3,6 @@ import functools
 import json
 import os
 import random
-import re
 import sys
 
 import pytest
