@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import pickle
 import platform
 import random
 import re
@@ -16,18 +17,22 @@ import subprocess
 import sys
 import time
 from fractions import Fraction
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 import transformers
+from jinja2 import TemplateError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.hf_argparser import HfArgumentParser
 
 
-def refuse(sentence):
-    """Stop with one clear sentence on stderr and exit code 2 (raises SystemExit)."""
-    print(f"error: {sentence}", file=sys.stderr)
+def refuse(sentence, error=""):
+    """Stop with one clear sentence on stderr, an error's first line added, and exit code 2 (SystemExit)."""
+    why = str(error).strip().partition("\n")[0]
+    print(f"error: {sentence}" + f" ({why})" * bool(why), file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -42,21 +47,25 @@ def parse_config(Config, presets, argv=None):
         refuse(f"--preset {known.preset}: choose one of {', '.join(presets)}")
     state = load_checkpoint(known.resume) if known.resume else None
     if state:
-        saved = state["config"]
+        saved = state["config"] | {"out": ""}                   # goes on in its folder, or in one named now
+        if saved.keys() != Config.__dataclass_fields__.keys():
+            refuse(f"--resume {known.resume}: another script or another version wrote it")
     parser = HfArgumentParser(Config, allow_abbrev=False)
     parser.set_defaults(**(saved or presets[known.preset]))
     cfg = Config(**vars(parser.parse_args(argv)))
     changed = {k for k in saved if getattr(cfg, k) != saved[k]}
-    free = {"resume", "save_every", "eval_every"} | ({"steps"} if cfg.lr_schedule == "constant" else set())
+    free = {"resume", "out", "save_every", "eval_every", "steps" if cfg.lr_schedule == "constant" else ""}
     if changed := changed - free:
         refuse(f"--resume {known.resume}: --{', --'.join(sorted(changed))} would make it another run")
     if state and cfg.steps < state["step"]:
         refuse(f"--resume {known.resume}: it has {state['step']} steps already; raise --steps")
+    if cfg.out and os.path.exists(os.path.join(cfg.out, "metrics.jsonl")):
+        refuse(f"--out {cfg.out}: holds another run; name another folder, or go on with --resume {cfg.out}")
     cfg.device = cfg.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.zeros(1, device=cfg.device)
     except (RuntimeError, AssertionError) as error:
-        refuse(f"--device {cfg.device}: not available here ({str(error).splitlines()[0]})")
+        refuse(f"--device {cfg.device}: not available here", error)
     cfg.compute_dtype = cfg.compute_dtype or ("bfloat16" if cfg.device.startswith("cuda") else "float32")
     for fine, why in (
             (cfg.group >= 2, "--group must be at least 2: advantages compare the completions of one prompt"),
@@ -77,7 +86,6 @@ def parse_config(Config, presets, argv=None):
 
 
 # --- models -------------------------------------------------------------------------------------------------
-
 def load_model(name, device="cpu", dtype=torch.float32):
     """A causal language model and its tokenizer, from a folder or a hub name, every dropout set to zero.
     Returns (model, tokenizer, eos_ids, V): eos_ids, all ids that end a completion, ids from V on may not be
@@ -96,7 +104,7 @@ def load_model(name, device="cpu", dtype=torch.float32):
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype).to(device).eval()
     except (OSError, ValueError) as error:
-        refuse(f"--model {name}: cannot be loaded ({str(error).strip().splitlines()[0]})")
+        refuse(f"--model {name}: cannot be loaded", error)
     if hasattr(config, "hidden_size_per_layer_input"):
         refuse(f"--model {name}: {config.model_type} reads ids in every layer, an embedding is not enough")
     head = model.get_output_embeddings()
@@ -119,7 +127,7 @@ def load_model(name, device="cpu", dtype=torch.float32):
 def check_cache(name, model, ids):
     """Refuse a model that does not decode two ids as it reads them at once: the second by the cache, padding
     before the first. Recurrent and hybrid models do not, nor do those that ignore a mask."""
-    cache, mask = new_cache(model.config), torch.tensor([[0, 1, 1]], device=ids.device)
+    cache, mask = new_cache(model.config, 2), torch.tensor([[0, 1, 1]], device=ids.device)
     how = dict(cache=cache, use_cache=True)
     try:
         model.base_model(input_ids=F.pad(ids[:1], (1, 0))[None], attention_mask=mask[:, :2],
@@ -135,7 +143,11 @@ def check_cache(name, model, ids):
 
 
 class GrowingLayer(DynamicLayer):
-    """A cache layer that doubles its buffer instead of concatenating at every token."""
+    """A cache layer that doubles its buffer, up to `room` tokens: transformers copies all at each."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.room = room
 
     def update(self, key_states, value_states, *args, **kwargs):
         if not self.is_initialized:
@@ -145,7 +157,7 @@ class GrowingLayer(DynamicLayer):
         end = start + key_states.shape[2]
         for i, new in enumerate((key_states, value_states)):
             if end > self.buffers[i].shape[2]:
-                bigger = new.new_empty(*new.shape[:2], max(2 * start, end + 16), new.shape[3])
+                bigger = new.new_empty(*new.shape[:2], max(end, min(2 * end, self.room)), new.shape[3])
                 bigger[:, :, :start] = self.buffers[i][:, :, :start]
                 self.buffers[i] = bigger
             self.buffers[i][:, :, start:end] = new
@@ -171,8 +183,9 @@ def decode_mask(config, mask):
     return mask if plain else mask[:, None, None]
 
 
-def new_cache(config):
-    return DynamicCache() if has_sliding_layers(config) else Cache(layer_class_to_replicate=GrowingLayer)
+def new_cache(config, room):
+    return DynamicCache() if has_sliding_layers(config) else Cache(
+        layer_class_to_replicate=partial(GrowingLayer, room))
 
 
 def memory_estimate(model, cfg, length):
@@ -190,7 +203,6 @@ def memory_estimate(model, cfg, length):
 
 
 # --- prompts and problems -----------------------------------------------------------------------------------
-
 def encode_prompt(tokenizer, question, prompt_format="{question}", system="", chat_template="auto"):
     """Token ids of a question as the model sees it, with one BOS where the model has one.
     chat_template: "auto" is the tokenizer's, if it has one; "none" encodes the formatted text as it is."""
@@ -217,6 +229,8 @@ def encode_problems(cfg, model, tokenizer, sets):
                 p["prompt"] = encode_prompt(tokenizer, p["question"], *form)
             except (KeyError, IndexError, ValueError, AttributeError) as error:
                 refuse(f"--prompt_format {form[0]!r}: write {{question}} and double other braces ({error!r})")
+            except TemplateError as error:
+                refuse(f"--chat_template: the model's own refuses this ({error}); try none, or no --system")
         fit = [p for p in problems if 1 <= len(p["prompt"]) <= limit]
         if len(fit) < len(problems):
             print(f"{name}: {len(problems) - len(fit)} prompts longer than {limit} tokens dropped")
@@ -235,7 +249,7 @@ def decode(tokenizer, tokens, lengths):
 def load_problems(path):
     """A list of {"id", "question", "answer", "rephrasings"}; answer: a string, or a list of accepted strings.
     path: JSON lines, one JSON array, or a hub data set owner/name[:config[:split]], read with the optional
-    package `datasets`. The first bad line stops the program with file, line and reason."""
+    package `datasets`. A bad line stops the program with file, line and reason: nothing is dropped unseen."""
     if os.path.exists(path) or path.endswith((".json", ".jsonl")):
         records = read_json(path)
     else:
@@ -246,11 +260,13 @@ def load_problems(path):
         except ImportError:
             refuse(f"{path}: no such file; to read it as a hub data set, pip install datasets")
         except (OSError, ValueError) as error:          # missing, gated, no network: all are one of these
-            refuse(f"{path}: no such file or readable data set ({str(error).splitlines()[0]})")
-    problems = [read_problem(record, f"{path}, line {line}") for line, record in records]
+            refuse(f"{path}: no such file or readable data set", error)
+    problems = {line: read_problem(record, f"{path}, line {line}") for line, record in records}
     if not problems:
         refuse(f"{path}: the file is empty")
-    return problems
+    if bad := [line for line, p in problems.items() if not p["answer"]]:
+        refuse(f"{path}: {len(bad)} of {len(problems)} answers cannot be read, the first in line {bad[0]}")
+    return list(problems.values())
 
 
 def read_json(path):
@@ -259,7 +275,7 @@ def read_json(path):
         with open(path, encoding="utf-8-sig") as f:
             text = f.read()
     except (OSError, UnicodeDecodeError) as error:
-        refuse(f"{path}: cannot be read ({error})")
+        refuse(f"{path}: cannot be read", error)
     whole, records = text.lstrip().startswith("["), []
     for line, part in enumerate([text] if whole else text.split("\n"), 1):
         if part.strip():
@@ -280,17 +296,17 @@ def read_problem(record, where):
         question = turns[-1].get("content") if turns else None
     if not isinstance(question, str) or not question.strip():
         refuse(f"{where}: no question (a text in \"question\", \"problem\" or \"prompt\")")
-    gold = [record[k] for k in ("answer", "final_answer") if record.get(k) not in (None, "", [])]
-    gold += [extract_answer(str(record.get("solution")))]       # a solution's last box, never its whole text
-    golds = [read_gold(g) for g in (gold[0] if gold and isinstance(gold[0], list) else gold[:1])]
-    if not golds or not all(golds):
+    found = [record[k] for k in ("answer", "final_answer") if record.get(k) not in (None, "", [])]
+    found += [extract_answer(record["solution"])] if isinstance(record.get("solution"), str) else []
+    if not found or found[0] is None:           # of a solution its last box counts, never the whole text
         refuse(f"{where}: no answer (text or number or list in \"answer\", or a box in \"solution\")")
+    golds = [read_gold(g) for g in (found[0] if isinstance(found[0], list) else found[:1])]
     rephrasings = record.get("rephrasings") or []
     if not isinstance(rephrasings, list) or not all(
             isinstance(r, dict) and str(r.get("text") or "").strip() for r in rephrasings):
         refuse(f"{where}: rephrasings must be a list of objects with a text each")
     identity = str(record.get("id") or hashlib.sha256(question.encode()).hexdigest()[:12])
-    if record.get("choices"):                           # lettered in an order fixed by the id
+    if record.get("choices") and all(golds):            # lettered in an order fixed by the id
         choices, letters = record["choices"], "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
         right = choices.index(golds[0]) if golds[0] in choices else letters.find(golds[0])
         if not isinstance(choices, list) or not 0 <= right < len(choices) <= 26 or len(golds[0]) > 1 and (
@@ -299,8 +315,8 @@ def read_problem(record, where):
         order = random.Random(identity).sample(range(len(choices)), len(choices))
         question += "".join(f"\n({letters[i]}) {choices[j]}" for i, j in enumerate(order))
         golds = [letters[order.index(right)]]
-    answer = golds[0] if len(golds) == 1 else golds
-    return dict(id=identity, question=question, answer=answer, rephrasings=rephrasings)
+    answer = golds if len(golds) > 1 else golds[0]
+    return dict(id=identity, question=question, answer=answer if all(golds) else "", rephrasings=rephrasings)
 
 
 def read_gold(gold):
@@ -312,7 +328,6 @@ def read_gold(gold):
 
 
 # --- a run: its random numbers, order, schedule and folder --------------------------------------------------
-
 def seed_of(seed, step, stream):
     """A seed for one purpose (stream) of one step; hashed, as torch's CPU generator reads 32 bits of it."""
     return random.Random(f"{seed} {step} {stream}").getrandbits(32)
@@ -361,7 +376,7 @@ def stop_on_signal():
 
 def open_run(cfg, name, model, prompt, state=None):
     """Print settings, first prompt and memory estimate; return the output folder, its metrics.jsonl begun.
-    A run that goes on has its logs cut back to the checkpoint."""
+    A run that goes on, there or in a new folder, has its logs cut back to the checkpoint."""
     if cfg.device == "cpu" and sum(p.numel() for p in model.parameters()) < 1e7:
         torch.set_num_threads(1)                # on busy cores a tiny model's threads wait for each other
     for key, value in vars(cfg).items():
@@ -372,15 +387,19 @@ def open_run(cfg, name, model, prompt, state=None):
     print(f"memory: about {sum(parts.values()):.1f} of {has:.0f} GiB:",
           *(f"{k} {v:.2f}" for k, v in parts.items()))
     print(f"first prompt: {prompt!r}", flush=True)
-    if cfg.resume:
+    out = cfg.out or cfg.resume or os.path.join("out", f"{name}-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}")
+    try:
+        os.makedirs(out, exist_ok=True)
+        with open(os.path.join(out, "metrics.jsonl"), "a"):
+            pass
+    except OSError as error:
+        refuse(f"--out {out}: cannot be written", error)
+    if state:
         for file in ("metrics.jsonl", "samples.jsonl"):
-            cut_log(os.path.join(cfg.resume, file), state["step"])
-        return cfg.resume
-    out = cfg.out or os.path.join("out", f"{name}-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}")
-    if os.path.exists(os.path.join(out, "metrics.jsonl")):
-        refuse(f"--out {out}: holds another run; name another folder, or go on with --resume {out}")
-    os.makedirs(out, exist_ok=True)
-    write_line(out, "metrics.jsonl", kind="config", config=vars(cfg), prompt=prompt, **provenance(cfg.device))
+            cut_log(os.path.join(cfg.resume, file), os.path.join(out, file), state["step"])
+    else:
+        write_line(out, "metrics.jsonl", kind="config", config=vars(cfg), prompt=prompt,
+                   **provenance(cfg.device))
     print(f"writing to {out}", flush=True)
     return out
 
@@ -398,10 +417,10 @@ def provenance(device):
 
 
 def report(out, kind, step, **fields):
-    """One line of metrics.jsonl and one on the screen; a tensor becomes its mean, an empty one None."""
+    """One line of metrics.jsonl and one on the screen; a tensor becomes its mean, what is not finite None."""
     for k, v in fields.items():
-        if torch.is_tensor(v):
-            fields[k] = v.float().mean().item() if v.numel() else None
+        v = v.float().mean().item() if torch.is_tensor(v) else v        # of an empty one: nan
+        fields[k] = None if isinstance(v, float) and not math.isfinite(v) else v
     write_line(out, "metrics.jsonl", kind=kind, step=step, **fields)
     shown = [k for k in fields if "@" in k] if kind == "eval" else [
         "reward", "dead", "length", "truncated", "logp_gap_max", "entropy", "grad_norm", "tokens_per_s"]
@@ -417,46 +436,63 @@ def peak_gib(device):
 
 
 def write_line(folder, name, **fields):
-    """Append one JSON object to folder/name."""
-    with open(os.path.join(folder, name), "a") as f:
-        f.write(json.dumps(fields) + "\n")
+    """Append one JSON object to folder/name. A full disk is said, and costs a line, not the run."""
+    try:
+        with open(os.path.join(folder, name), "a") as f:
+            f.write(json.dumps(fields) + "\n")
+    except OSError as error:
+        print(f"warning: a line of {folder}/{name} is lost ({error})", file=sys.stderr)
 
 
-def cut_log(path, step):
-    """Drop what a killed run had written past its checkpoint."""
-    if os.path.exists(path):
-        with open(path) as f:
-            lines = [json.loads(line) for line in f if line.endswith("\n")]
-        with open(path + ".tmp", "w") as f:
-            f.writelines(json.dumps(line) + "\n" for line in lines if line.get("step", 0) <= step)
-        os.replace(path + ".tmp", path)
+def cut_log(source, target, step):
+    """Copy the lines a run had written up to its checkpoint; what it evaluated there comes again."""
+    lines = []
+    for text in open(source, encoding="utf-8").read().split("\n") if os.path.exists(source) else ():
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:            # a kill or a full disk cut it short
+            continue
+    lines = [x for x in lines if x.get("step", -1) + (x.get("kind") == "eval") <= step]
+    with open(target + ".tmp", "w") as f:
+        f.writelines(json.dumps(x) + "\n" for x in lines)
+    os.replace(target + ".tmp", target)
 
 
 def save_checkpoint(folder, state):
-    """folder/state.pt, whole or not at all: written aside, synced, renamed."""
+    """folder/state.pt, whole or not at all: written aside, synced, renamed. A full disk is said, no more."""
     path = os.path.join(folder, "state.pt")
-    with open(path + ".tmp", "wb") as f:
-        torch.save(state, f)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(path + ".tmp", path)
+    try:
+        with open(path + ".tmp", "wb") as f:
+            torch.save(state, f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(path + ".tmp", path)
+    except (OSError, RuntimeError) as error:    # RuntimeError is torch.save's word for a failed write
+        print(f"warning: step {state['step']} is not saved, the run goes on ({error})", file=sys.stderr)
+        if os.path.exists(path + ".tmp"):
+            os.remove(path + ".tmp")
 
 
 def load_checkpoint(folder):
     path = os.path.join(folder, "state.pt")
     if not os.path.exists(path):
         refuse(f"--resume {folder}: there is no state.pt to go on from")
-    return torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+        refuse(f"--resume {folder}: state.pt cannot be read", error)
 
 
 def export_model(model, tokenizer, folder):
     """folder/model, an ordinary Hugging Face folder, in the float32 the weights were trained in."""
-    model.save_pretrained(os.path.join(folder, "model"))
-    tokenizer.save_pretrained(os.path.join(folder, "model"))
+    try:
+        model.save_pretrained(os.path.join(folder, "model"))
+        tokenizer.save_pretrained(os.path.join(folder, "model"))
+    except (OSError, SafetensorError) as error:
+        refuse(f"{folder}/model is not written ({error}); make room, then --resume {folder}")
 
 
 # --- answers ------------------------------------------------------------------------------------------------
-
 def extract_answer(text):
     """The final answer, or None: the last box after the last </think>, else what follows ####."""
     text = text[-20_000:].rsplit("</think>", 1)[-1]

@@ -1,10 +1,10 @@
 r"""N-GRPO (arXiv 2606.10768; NGRPO is another paper): rollouts that now and then read a blend of words.
 
-GRPO learns only where the completions of a prompt differ in reward, and sampling is its only source of
-difference. N-GRPO perturbs the model's input as well: at a random tenth of the steps the token is the argmax,
-and what is read next is not its embedding but a mixture of it and its nearest neighbours in the embedding
-table, weighted by the policy's own logits. The mixture stays near a real word, so the text makes sense. The
-update scores the same completions under the same mixed inputs. All else is plain GRPO.
+GRPO learns only where the completions of a prompt differ in reward, and sampling is their only difference.
+N-GRPO perturbs what the model reads as well: at a random tenth of the steps the token is the argmax, and what
+is read next is not its embedding but a mixture of it and its nearest neighbours in the embedding table,
+weighted by the policy's own logits. That stays near a real word, so the text makes sense. The update scores
+the same completions under the same mixed inputs. All else is plain GRPO.
 
 At step t of a row, with logits z, temperature tau and the input embedding table E:
     m_t ~ Bernoulli(rho)                           the gate, from its own random numbers           (3.3)
@@ -46,7 +46,6 @@ import copy
 import math
 import os
 import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -133,7 +132,6 @@ PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/easy_test.jsonl"]), paper=PAPE
 
 
 # --- sampling and scoring: the only places with a temperature and a softmax ---------------------------------
-
 def vocab_logps(hidden, head, V, temperature):
     """Log-probs of the next token over the ids that may be sampled: (n, D) -> (n, V).
     In the head's own precision, outside autocast: a bfloat16 head is wrong by several hundredths."""
@@ -152,7 +150,8 @@ def sample(logp, u, top_p=1.):
         ranked = ranked.masked_fill(ranked.cumsum(-1) - ranked >= top_p, 0)
         p = torch.zeros_like(p).scatter_(1, order, ranked)
     cdf = p.cumsum(-1, dtype=torch.float64)     # float64: u < 1 can never point past the last id
-    return torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0]
+    token = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0]
+    return token.clamp(max=p.shape[1] - 1)      # only NaNs point past the end; the update will meet them too
 
 
 def token_logps(hidden, targets, head, V, temperature, chunk_logits=2 ** 24):
@@ -168,7 +167,6 @@ def token_logps(hidden, targets, head, V, temperature, chunk_logits=2 ** 24):
 
 
 # --- the method ---------------------------------------------------------------------------------------------
-
 def nearest(table, ids, k, metric="cosine"):
     """Candidates of ids, (n,) -> (n, k): the anchor, then the k-1 nearest rows of table (V, D).  (5, 7, 8)
     For cosine the rows have unit length. In chunks of anchors: never a V x V matrix. Ties in topk's order."""
@@ -182,11 +180,20 @@ def nearest(table, ids, k, metric="cosine"):
     return torch.cat(found)
 
 
-def look_up(near, table, anchor, metric):
-    """Rows of near (V, K). On a CPU they are filled on demand; on CUDA all are there: no look, no sync."""
-    if not near.is_cuda and len(missing := anchor[near[anchor, 0] < 0].unique()):
-        near[missing] = nearest(table, missing, near.shape[1], metric)
-    return near[anchor]
+def mixture(logp, embed, near, table, mixer, k, metric, rng):
+    """The anchor (m,) and what is read in its place, as mix takes it, at steps with log-probs (m, V).
+    near (V, K): the candidates of each id, -1 where the table was not yet searched for them."""
+    anchor, noise = logp.argmax(-1), logp.new_zeros(len(logp), 1)                                     # (6)
+    if mixer == "neighbour":                    # on CUDA all ids have been searched for: no look, no sync
+        if not near.is_cuda and len(missing := anchor[near[anchor, 0] < 0].unique()):
+            near[missing] = nearest(table, missing, k, metric)
+        candidates = near[anchor]                                                                     # (7, 8)
+    elif mixer == "soft":                       # Soft Thinking: the likeliest tokens
+        candidates = logp.topk(k).indices
+    else:                                       # STHT: the anchor and noise a third its embedding's size
+        candidates, e = anchor[:, None], embed(anchor)
+        noise = torch.empty_like(e).normal_(0, .33, generator=rng) * e.pow(2).mean(1, True).sqrt()
+    return anchor, candidates, logp.gather(1, candidates).softmax(-1), noise                          # (9)
 
 
 def mix(embed, candidates, weight, noise=0.):
@@ -196,12 +203,11 @@ def mix(embed, candidates, weight, noise=0.):
 
 
 # --- rollout ------------------------------------------------------------------------------------------------
-
 @torch.no_grad()
 def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows=1024, gate=None, near=None,
             table=None, mixer="neighbour", mix_k=3, mix_metric="cosine", mix_label="anchor"):
     """One completion a row of the uniforms u (N, T); each prompt, a list of ids, serves N/B consecutive rows.
-    gate (N, T), on the CPU, says which steps mix; near, table: see look_up. Returns tokens, 0 past the end,
+    gate (N, T), on the CPU, says which steps mix; near, table: see mixture. Returns tokens, 0 past the end,
     log-probs, both (N, longest), lengths (N,) with the EOS, and the mixtures: after token `step` of row
     `row` the model read mix(embed, candidates, weight, noise), with that cosine to the anchor's embedding."""
     (N, T), device, body, embed = u.shape, u.device, model.base_model, model.get_input_embeddings()
@@ -214,7 +220,7 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
         P = max(map(len, batch))
         ids = torch.tensor([[0] * (P - len(p)) + p for p in batch], device=device)
         mask = torch.tensor([[0] * (P - len(p)) + [1] * len(p) for p in batch], device=device)
-        position, cache = (mask.cumsum(1) - 1).clamp(min=0), new_cache(model.config)
+        position, cache = (mask.cumsum(1) - 1).clamp(min=0), new_cache(model.config, P + T)
         hidden = body(inputs_embeds=embed(ids), attention_mask=mask, position_ids=position, cache=cache,
                       use_cache=True).last_hidden_state[:, -1]
         where, parent = rows.to(device), (rows // G - first // G).to(device)
@@ -226,18 +232,10 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
             token = sample(logp, u[where, t], top_p)
             m = gate[rows, t].nonzero()[:, 0].to(device, non_blocking=True) if gate is not None else ()
             if len(m):
-                anchor, noise = logp[m].argmax(-1), torch.zeros(len(m), 1, device=device)             # (6)
-                if mixer == "neighbour":
-                    candidates = look_up(near, table, anchor, mix_metric)                             # (7, 8)
-                elif mixer == "soft":                           # Soft Thinking: the likeliest tokens
-                    candidates = logp[m].topk(mix_k).indices
-                else:                                           # STHT: noise a third the embedding's size
-                    candidates, e = anchor[:, None], embed(anchor)
-                    noise = torch.empty_like(e).normal_(0, .33, generator=rng) * e.pow(2).mean(1, True).sqrt()
-                weight = logp[m].gather(1, candidates).softmax(-1)                                    # (9)
-                blend = mix(embed, candidates, weight, noise).to(embed.weight.dtype)                  # (10)
+                anchor, *recipe = mixture(logp[m], embed, near, table, mixer, mix_k, mix_metric, rng)
+                blend = mix(embed, *recipe).to(embed.weight.dtype)                                    # (10)
                 cosine = F.cosine_similarity(blend.float(), embed(anchor).float(), dim=1)
-                mixed.append((where[m], torch.full_like(anchor, t), candidates, weight, noise, cosine))
+                mixed.append((where[m], torch.full_like(anchor, t), *recipe, cosine))
                 token[m] = anchor if mix_label == "anchor" else token[m]                              # D1
             tokens[where, t] = token.where(~done, 0)
             logps[where, t] = logp.gather(1, token[:, None])[:, 0].where(~done, 0)
@@ -257,14 +255,13 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
             seen = decode_mask(model.config, mask[:, :P + t + 1])
             hidden = body(inputs_embeds=x[:, None], attention_mask=seen, position_ids=(position + t)[:, None],
                           cache=cache, use_cache=True).last_hidden_state[:, -1]
-    longest, mixed = int(lengths.max()), [torch.cat(v) for v in zip(*mixed)] or [lengths.new_zeros(0, 1)] * 6
+    longest, mixed = int(lengths.max()), [torch.cat(v) for v in zip(*mixed)] or [lengths.new_zeros(0)] * 6
     alive = (mixed[1] < lengths[mixed[0]] - 1).nonzero()[:, 0]  # nothing was read after the last token
     mixed = dict(zip(("row", "step", "candidates", "weight", "noise", "cosine"), (v[alive] for v in mixed)))
     return tokens[:, :longest], logps[:, :longest], lengths, mixed
 
 
 # --- reward, advantage, loss --------------------------------------------------------------------------------
-
 def reward(completion, gold):
     """1 if the final answer is right, else 0; a truncated completion is graded like any other."""
     return float(check_answer(completion, gold))
@@ -283,12 +280,10 @@ def score(model, sequences, lengths, rows, mixed, V, temperature, bfloat16=False
     Mixed inputs are rebuilt from the current table with the recorded weights (D5)."""
     embed, T, lengths = model.get_input_embeddings(), int(lengths.max()), lengths[rows]
     ids = pad_sequence([sequences[r] for r in rows], batch_first=True)
-    P = torch.tensor([len(sequences[r]) for r in rows], device=ids.device) - lengths
-    x, local = embed(ids), torch.full((len(sequences),), -1, device=ids.device)
-    local[rows] = torch.arange(len(rows), device=ids.device)
-    i = local[mixed["row"]]
-    if len(here := (i >= 0).nonzero()[:, 0]):
-        i, (step, *recipe) = i[here], (mixed[k][here] for k in ("step", "candidates", "weight", "noise"))
+    x, P = embed(ids), torch.tensor([len(sequences[r]) for r in rows], device=ids.device) - lengths
+    i, j = (torch.tensor(rows, device=ids.device)[:, None] == mixed["row"]).nonzero(as_tuple=True)
+    if len(j):
+        step, *recipe = (mixed[k][j] for k in ("step", "candidates", "weight", "noise"))
         x = x.index_put((i, P[i] + step), mix(embed, *recipe))
     with torch.autocast(x.device.type, torch.bfloat16, enabled=bfloat16):
         hidden = model.base_model(inputs_embeds=x, use_cache=False).last_hidden_state
@@ -327,7 +322,6 @@ def reduce(lengths, group, aggregation):
 
 
 # --- evaluation ---------------------------------------------------------------------------------------------
-
 def evaluate(model, tokenizer, problems, samples, ks, max_new_tokens, temperature, top_p, mix_rate=0., **how):
     """pass@1, its standard error and pass@k of sampled completions; temperature 0 is greedy, `how` rollout's.
     The draws are the same at every call: evaluations are paired, and their number changes no training."""
@@ -342,27 +336,58 @@ def evaluate(model, tokenizer, problems, samples, ks, max_new_tokens, temperatur
 
 
 # --- training -----------------------------------------------------------------------------------------------
+def update(cfg, model, reference, optimizer, sequences, lengths, sampled, mixed, A, V):
+    """The optimizer steps of one rollout; returns what they met, token by token. A (N,) is on the CPU."""
+    live = (A != 0) | bool(reference)                           # a dead row has a KL at most
+    A, old, ref = A.to(sampled), torch.zeros_like(sampled), torch.zeros_like(sampled)
+    parts = list(torch.arange(len(A)).chunk(cfg.minibatches)) * cfg.inner_epochs         # of whole groups
+    scoring = dict(V=V, temperature=cfg.temperature, bfloat16=cfg.compute_dtype == "bfloat16")
+    with torch.no_grad():                                       # with one update, old is the new, detached
+        for net, kept in [(model, old)] * (len(parts) > 1) + [(reference, ref)] * bool(reference):
+            for rows in micro_batches(live.nonzero()[:, 0], sequences, cfg.micro_tokens):
+                kept[rows] = score(net, sequences, lengths, rows, mixed, **scoring)[0]
+    met, norms = {k: [A[:0]] for k in ("logp_gap", "clip_frac", "entropy", "kl")}, []
+    for part in parts:
+        share = torch.zeros_like(A)
+        share[part] = reduce(lengths[part], cfg.group, cfg.aggregation).to(A)
+        for rows in micro_batches(part[live[part]], sequences, cfg.micro_tokens):
+            logp, entropy, mask = score(model, sequences, lengths, rows, mixed, **scoring)
+            was = old[rows] if len(parts) > 1 else logp.detach()
+            loss, clip = policy_loss(logp, was, A[rows], mask, cfg.clip_low, cfg.clip_high, cfg.objective)
+            kl = k3(logp, ref[rows]) * mask if reference else torch.zeros_like(loss)
+            ((loss * mask + cfg.kl_coef * kl).sum(1) * share[rows]).sum().backward()
+            for name, value in zip(met, ((was - sampled[rows]).abs(), clip, entropy, kl)):
+                met[name].append(value.detach()[mask])
+        if live[part].any():                                    # else momentum alone would move the weights
+            norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip).item())
+            if math.isfinite(norms[-1]):
+                optimizer.step()
+            else:
+                print(f"gradient norm {norms[-1]}: this update is skipped", flush=True)
+            optimizer.zero_grad()
+    met = {name: torch.cat(values) for name, values in met.items()}
+    return met | dict(logp_gap_max=met["logp_gap"].sort().values[-1:], grad_norm=torch.tensor(norms),
+                      skipped=sum(not math.isfinite(norm) for norm in norms))
+
 
 def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
     """The loop. Leaves metrics.jsonl, samples.jsonl, state.pt and model/ in the folder `out`."""
-    device, bfloat16, head = eos_ids.device, cfg.compute_dtype == "bfloat16", model.get_output_embeddings()
-    B, G, N, T = cfg.prompts, cfg.group, cfg.prompts * cfg.group, cfg.max_new_tokens
+    device, bfloat16, G = eos_ids.device, cfg.compute_dtype == "bfloat16", cfg.group
     reference = copy.deepcopy(model).requires_grad_(False) if cfg.kl_coef else None     # never changes
-    anchors, stop = torch.arange(V if device.type == "cuda" else 0, device=device), stop_on_signal()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay, fused=True)
+    anchors = torch.arange(V if device.type == "cuda" else 0, device=device)
+    start, lost, stop = state["step"] if state else 0, 0, stop_on_signal()
     if state:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        model.load_state_dict(state.pop("model"))
+        optimizer.load_state_dict(state.pop("optimizer"))
         anchors = state["anchors"].to(device)
     actor = copy.deepcopy(model) if bfloat16 else model                                 # what rolls out
     if cfg.grad_checkpoint:
         model.activation_checkpointing_enable()
-    how = dict(head=head, eos_ids=eos_ids, V=V, max_rows=cfg.max_rows, mixer=cfg.mixer, mix_k=cfg.mix_k,
-               mix_metric=cfg.mix_metric, mix_label=cfg.mix_label)
-    scoring = dict(V=V, temperature=cfg.temperature, bfloat16=bfloat16)
+    how = dict(head=model.get_output_embeddings(), eos_ids=eos_ids, V=V, max_rows=cfg.max_rows,
+               mixer=cfg.mixer, mix_k=cfg.mix_k, mix_metric=cfg.mix_metric, mix_label=cfg.mix_label)
 
-    for done in range(state["step"] if state else 0, cfg.steps + 1):            # steps that lie behind
-        last = done == cfg.steps or bool(stop)
+    for done in range(start, cfg.steps + 1):                                    # steps that lie behind
         model.eval()
         for p, q in zip(actor.parameters(), model.parameters()):
             p.data = q.data.bfloat16() if bfloat16 else q.data  # parameters only: RoPE's buffers stay float32
@@ -371,86 +396,61 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
             how["table"] = F.normalize(weight, dim=1) if cfg.mix_metric == "cosine" else weight
             how["near"] = torch.full((V, cfg.mix_k), -1, device=device)
             how["near"][anchors] = nearest(how["table"], anchors, cfg.mix_k, cfg.mix_metric)   # in one go
-        new = not state or done > state["step"]
-        if new and not stop and (done in (0, cfg.steps) or cfg.eval_every and done % cfg.eval_every == 0):
-            for name, rows in eval_sets:
-                report(out, "eval", done, data=name, **evaluate(
-                    actor, tokenizer, rows, cfg.eval_samples, cfg.ks, T, cfg.eval_temperature, cfg.eval_top_p,
-                    cfg.mix_rate * cfg.mix_at_eval, **how))
-        if new and done and (last or cfg.save_every and done % cfg.save_every == 0):
+        if done and (stop or done == cfg.steps or cfg.save_every and done % cfg.save_every == 0):
             save_checkpoint(out, dict(step=done, config=vars(cfg), anchors=anchors, model=model.state_dict(),
                                       optimizer=optimizer.state_dict()))
-        if last:
+        if not stop and (done in (0, cfg.steps) or cfg.eval_every and done % cfg.eval_every == 0):
+            for name, rows in eval_sets:
+                report(out, "eval", done, data=name, **evaluate(
+                    actor, tokenizer, rows, cfg.eval_samples, cfg.ks, cfg.max_new_tokens,
+                    cfg.eval_temperature, cfg.eval_top_p, cfg.mix_rate * cfg.mix_at_eval, **how))
+        if stop or done == cfg.steps:
             break
 
         step, clock = done + 1, [time.time()]
-        batch = batch_of(problems, B, step, cfg.seed)
-        prompts, golds = [p["prompt"] for p in batch], [p["answer"] for p in batch]
-        u, gate = (draws(cfg.seed, step, stream, (N, T)) for stream in (0, 1))
+        batch = batch_of(problems, cfg.prompts, step, cfg.seed)
+        prompts, golds = ([p[key] for p in batch for _ in range(G)] for key in ("prompt", "answer"))
+        u, gate = (draws(cfg.seed, step, stream, (len(golds), cfg.max_new_tokens)) for stream in (0, 1))
         tokens, sampled, lengths, mixed = rollout(
-            actor, prompts=prompts, u=u.to(device), temperature=cfg.temperature,
+            actor, prompts=prompts[::G], u=u.to(device), temperature=cfg.temperature,
             gate=gate < cfg.mix_rate if cfg.mix_rate else None, **how)
         clock.append(time.time())
         texts = decode(tokenizer, tokens, lengths)
-        rewards = torch.tensor([reward(text, golds[i // G]) for i, text in enumerate(texts)])
-        A = advantages(rewards.double().view(B, G)).flatten()
+        rewards = torch.tensor([reward(text, gold) for text, gold in zip(texts, golds)])
+        A = advantages(rewards.double().view(-1, G)).flatten()
         clock.append(time.time())
-
         model.train()                                           # for layer checkpointing; every dropout is 0
-        sequences = [torch.cat([torch.tensor(prompts[i // G], device=device), tokens[i, :n]])
-                     for i, n in enumerate(lengths.tolist())]
-        live = A != 0 if reference is None else torch.ones(N, dtype=torch.bool)     # dead rows: KL at most
-        A, old, ref = A.to(sampled), torch.zeros_like(sampled), torch.zeros_like(sampled)
-        parts = [p.flatten() for p in torch.arange(N).view(B, G).chunk(cfg.minibatches)] * cfg.inner_epochs
-        with torch.no_grad():                                   # with one update, old is the new, detached
-            for net, kept in [(model, old)] * (len(parts) > 1) + [(reference, ref)] * bool(reference):
-                for rows in micro_batches(live.nonzero()[:, 0], sequences, cfg.micro_tokens):
-                    kept[rows] = score(net, sequences, lengths, rows, mixed, **scoring)[0]
-        sums, worst, norms = Counter(), 0., []
+        sequences = [torch.cat([torch.tensor(p, device=device), row[:n]])
+                     for p, row, n in zip(prompts, tokens, lengths.tolist())]
         optimizer.param_groups[0]["lr"] = learning_rate(step, cfg.steps, cfg.lr, cfg.warmup, cfg.lr_schedule)
-        for part in parts:
-            share = A.new_zeros(N).index_put((part,), reduce(lengths[part], G, cfg.aggregation).to(A))
-            for rows in micro_batches(part[live[part]], sequences, cfg.micro_tokens):
-                logp, entropy, mask = score(model, sequences, lengths, rows, mixed, **scoring)
-                was = old[rows] if len(parts) > 1 else logp.detach()
-                loss, clip = policy_loss(logp, was, A[rows], mask, cfg.clip_low, cfg.clip_high, cfg.objective)
-                kl = k3(logp, ref[rows]) * mask if reference else torch.zeros_like(loss)
-                ((loss * mask + cfg.kl_coef * kl).sum(1) * share[rows]).sum().backward()
-                gap = (was - sampled[rows]).abs() * mask
-                worst = max(worst, gap.max().item())
-                for name, value in dict(tokens=mask, gap=gap, clip=clip, entropy=entropy, kl=kl).items():
-                    sums[name] += value.detach().sum().item()
-            if live[part].any():                                # else momentum alone would move the weights
-                norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip).item())
-                if math.isfinite(norms[-1]):                    # else the step is lost, not the run
-                    optimizer.step()
-                optimizer.zero_grad()
-        if device.type == "cpu":
-            anchors = mixed["candidates"][:, :1].unique()       # most of them will come again
+        met = update(cfg, model, reference, optimizer, sequences, lengths, sampled, mixed, A, V)
+        anchors = mixed["candidates"][..., :1].unique() if device.type == "cpu" else anchors  # come again
         clock.append(time.time())
 
-        seen, count = max(1, sums["tokens"]), lengths.sum().item()
-        ended = torch.isin(tokens.gather(1, lengths[:, None] - 1), eos_ids)
-        report(out, "step", step, reward=rewards, correct=rewards == 1, dead=A.view(B, G).eq(0).all(1),
-               length=lengths, truncated=~ended, clip_frac=sums["clip"] / seen, logp_gap=sums["gap"] / seen,
-               logp_gap_max=worst, entropy=sums["entropy"] / seen, kl=sums["kl"] / seen,
-               grad_norm=torch.tensor(norms), peak_gib=peak_gib(device), mix_cosine=mixed["cosine"],
-               mixed_share=len(mixed["row"]) / count, mix_cosine_min=mixed["cosine"].sort().values[:1],
-               anchor_weight=mixed["weight"][:, :1], tokens_per_s=count / (clock[-1] - clock[0]),
+        count, ended = lengths.sum().item(), torch.isin(tokens.gather(1, lengths[:, None] - 1), eos_ids)
+        report(out, "step", step, peak_gib=peak_gib(device), reward=rewards, dead=A.view(-1, G).eq(0).all(1),
+               correct=rewards == 1, length=lengths, truncated=~ended, mixed_share=len(mixed["row"]) / count,
+               **met, mix_cosine=mixed["cosine"], mix_cosine_min=mixed["cosine"].sort().values[:1],
+               anchor_weight=mixed["weight"][..., :1], tokens_per_s=count / (clock[-1] - clock[0]),
                **{f"seconds_{k}": b - a for k, a, b in zip(("rollout", "score", "update"), clock, clock[1:])})
-        for i in (0, N - 1):
-            write_line(out, "samples.jsonl", step=step, prompt=tokenizer.decode(prompts[i // G]),
-                       completion=texts[i], answer=golds[i // G], reward=rewards[i].item())
+        for i in (0, -1):
+            write_line(out, "samples.jsonl", step=step, prompt=tokenizer.decode(prompts[i]),
+                       completion=texts[i], answer=golds[i], reward=rewards[i].item())
+        lost = lost + 1 if met["skipped"] else 0
+        stop += [lost] * (lost == 3)
     if cfg.steps:
         export_model(model, tokenizer, out)
+    if lost == 3:
+        refuse(f"three steps in a row met no finite gradient, which ends the run; from --model {out}/model "
+               "try a lower --lr, or --compute_dtype float32")
 
 
 def main(argv=None):
     cfg, state = parse_config(Config, PRESETS, argv)
+    if not 1 <= cfg.mix_k <= 64 or not 0 <= cfg.mix_rate <= 1:      # any vocabulary has 64 ids
+        refuse("--mix_k must lie in 1..64, and --mix_rate in 0..1")
     sets = [(name, load_problems(name)) for name in (cfg.data, *cfg.eval_data)]
     model, tokenizer, eos_ids, V = load_model(cfg.model, cfg.device)
-    if not 1 <= cfg.mix_k <= V or not 0 <= cfg.mix_rate <= 1:
-        refuse(f"--mix_k must lie in 1..{V}, the ids of this model, and --mix_rate in 0..1")
     (_, problems), *eval_sets = encode_problems(cfg, model, tokenizer, sets)
     out = open_run(cfg, "ngrpo", model, tokenizer.decode(problems[0]["prompt"]), state)
     train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state)

@@ -9,11 +9,9 @@ import pytest
 import torch
 from conftest import TINY, random_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
-from transformers.cache_utils import Cache
 
-import common
-from common import (GrowingLayer, answers_equal, batch_of, check_answer, draws, encode_prompt, extract_answer, learning_rate,
-                    load_model, load_problems, pass_at_k)
+from common import (answers_equal, batch_of, check_answer, draws, encode_prompt, extract_answer, learning_rate,
+                    load_model, load_problems, new_cache, pass_at_k)
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer():
@@ -98,7 +96,7 @@ def test_models_that_decode_otherwise_are_refused(tmp_path, capsys):
 
 def test_growing_cache_is_dynamic_cache():
     model, ids = random_model(), torch.randint(0, 31, (3, 40))
-    caches = [DynamicCache(), Cache(layer_class_to_replicate=GrowingLayer)]
+    caches = [DynamicCache(), new_cache(model.config, 40)]
     with torch.no_grad():
         for part in (ids[:, :20], ids[:, 20:21], ids[:, 21:39]):
             a, b = (model(input_ids=part, cache=c, use_cache=True).logits for c in caches)
@@ -177,15 +175,6 @@ def test_learning_rate():
     assert learning_rate(10, 10, 1., 0, "linear") == pytest.approx(.1)
     assert learning_rate(6, 10, 1., 0, "cosine") == pytest.approx(.5)
     assert all(0 < learning_rate(s, 10, 1., 2, "cosine") <= 1 for s in range(1, 11))
-
-
-def test_checkpoint_is_whole_or_the_one_before(tmp_path, monkeypatch):
-    folder = str(tmp_path)
-    common.save_checkpoint(folder, dict(step=1, model={"w": torch.ones(2)}))
-    monkeypatch.setattr(torch, "save", lambda state, f: f.write(b"half a file") and (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(OSError):
-        common.save_checkpoint(folder, dict(step=2, model={}))
-    assert common.load_checkpoint(folder)["step"] == 1
 
 
 def test_random_text_never_breaks_the_checker():

@@ -22,11 +22,13 @@ def refused(capsys, monkeypatch, *argv):
     ('{"question": "q", "answer": "1"}\n\n{"question": "", "answer": "1"}', "line 3: no question"),
     ('{"question": "q", "answer": ""}', "line 1: no answer"), ('{"question": "q"}', "line 1: no answer"),
     ('{"question": "q", "solution": "no box here \\\\boxed{"}', "line 1: no answer"), ('[1, 2]', "line 1: an object"),
-    ('[{"question": 1', "not JSON"), ('{"question": "q", "answer": true}', "line 1: no answer"),
+    ('[{"question": 1', "not JSON"), ('{"question": "q", "answer": true}', "1 of 1 answers cannot be read, the first in line 1"),
     ('{"question": "q", "answer": "1", "rephrasings": [{"text": " "}]}', "line 1: rephrasings must be"),
     ('{"question": "q", "answer": "1", "rephrasings": 3}', "line 1: rephrasings must be"),
     ('{"prompt": ["text"], "answer": "1"}', "line 1: no question"),
     ('{"question": "q", "answer": "", "solution": "it is five"}', "line 1: no answer"),
+    ('{"question": "q", "answer": "1"}\n' + 2 * '{"question": "q", "answer": "so ####"}\n',
+     "2 of 3 answers cannot be read, the first in line 2"),
     ('{"question": "q", "answer": "BC", "choices": ["x", "y", "z"]}', "line 1: the answer is neither"),
     ('{"question": "q", "answer": "z", "choices": ["x", "y"]}', "line 1: the answer is neither")])
 def test_bad_problem_files(tmp_path, capsys, monkeypatch, text, reason):
@@ -43,6 +45,7 @@ def test_bad_problem_files(tmp_path, capsys, monkeypatch, text, reason):
     (["--stepz", "3"], "unrecognized arguments: --stepz"), (["--step", "3"], "unrecognized arguments: --step"),
     (["--mixer", "blender"], "invalid choice"), (["--group", "many"], "invalid int value"),
     (["--eval_top_p", "1.5"], "--eval_top_p"), (["--max_rows", "0"], "at least 1"),
+    (["--mix_rate", "2"], "--mix_rate"), (["--mix_k", "0"], "--mix_k"), (["--mix_k", "1000"], "--mix_k"),
     (["--resume", "nowhere"], "nowhere"), (["--lr", "-1"], "at least 0"), (["--warmup", "-1"], "at least 0"),
     (["--device", "gpu"], "--device gpu: not available"), (["--prompt_format", "Solve it."], "must hold {question}"), (["--data", "owner/name"], "pip install datasets")])
 def test_bad_flags(capsys, monkeypatch, argv, reason):
@@ -50,7 +53,6 @@ def test_bad_flags(capsys, monkeypatch, argv, reason):
 
 
 @pytest.mark.parametrize("argv,reason", [
-    (["--mix_rate", "2"], "--mix_rate"), (["--mix_k", "0"], "--mix_k"), (["--mix_k", "1000"], "--mix_k"),
     (["--prompt_format", "{question} {nope}"], "double other braces"),
     (["--prompt_format", "{question} \\boxed{}"], "double other braces"),
     (["--prompt_format", "{question}{question.x}"], "double other braces"),
@@ -94,7 +96,8 @@ def test_resume_refuses_another_run(tmp_path, capsys):
     with pytest.raises(SystemExit):
         ngrpo.main(["--resume", out, "--lr", "1", "--group", "4"])
     assert "--group, --lr would make it another run" in capsys.readouterr().err
-    for argv, reason in ((["--steps", "0"], "has 1 steps already"), (["--out", "elsewhere"], "--out would make")):
+    for argv, reason in ((["--steps", "0"], "has 1 steps already"), (["--out", out], "holds another run"),
+                         (["--seed", "2", "--eval_samples", "3"], "--eval_samples, --seed would make it another run")):
         with pytest.raises(SystemExit):
             ngrpo.main(["--resume", out, *argv])
         assert reason in capsys.readouterr().err

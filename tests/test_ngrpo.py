@@ -11,7 +11,7 @@ import torch
 
 import ngrpo
 from common import micro_batches
-from ngrpo import (advantages, evaluate, k3, look_up, mix, nearest, policy_loss, reduce, rollout, sample,
+from ngrpo import (advantages, evaluate, k3, mix, mixture, nearest, policy_loss, reduce, rollout, sample,
                    score, token_logps, vocab_logps)
 
 
@@ -106,7 +106,8 @@ def test_neighbours_match_brute_force(metric):
     assert got.tolist() == [brute_nearest(E, i, 4, metric) for i in range(40)]
     near = torch.full((40, 4), -1)                  # on demand, in odd portions, with repetitions
     for part in ([3, 3, 17], [17, 0, 39], [5]):
-        assert look_up(near, table, torch.tensor(part), metric).tolist() == got[part].tolist()
+        logp = torch.nn.functional.one_hot(torch.tensor(part), 40).float()
+        assert mixture(logp, None, near, table, "neighbour", 4, metric, None)[1].tolist() == got[part].tolist()
     assert (near[:, 0] >= 0).sum() == 5
 
 

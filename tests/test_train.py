@@ -1,9 +1,5 @@
-"""The loop as it stands, end to end on the tiny learner: its gradients against plain.py, invariance, resume, signals."""
-import json
+"""The loop as it stands, end to end on the tiny learner: its gradients against plain.py, invariance, edges."""
 import os
-import signal
-import threading
-import time
 
 import plain
 import pytest
@@ -12,6 +8,7 @@ import torch
 import common
 import ngrpo
 from conftest import TINY
+from test_saving import SMALL, lines
 
 ALIKE = {torch.float32: dict(atol=1e-5, rtol=1e-5), torch.float64: dict(atol=1e-12, rtol=1e-9)}
 
@@ -20,7 +17,7 @@ class SGD(torch.optim.SGD):
     """In AdamW's place: keeps every gradient, and moves enough that a second pass has ratios away from 1."""
     grads = []
 
-    def __init__(self, params, lr, weight_decay):
+    def __init__(self, params, lr, weight_decay, fused):
         super().__init__(params, lr=.02)
 
     def step(self):
@@ -117,60 +114,11 @@ def test_padding_a_row_leaves_its_gradient(monkeypatch, tmp_path):
     assert grad[eos].abs().max() > 0                    # the final EOS is trained (nanochat, tiny-grpo)
 
 
-def lines(folder, name="metrics.jsonl", drop=("seconds", "tokens_per_s", "peak")):
-    with open(os.path.join(folder, name)) as f:
-        rows = [json.loads(line) for line in f if line.endswith("\n")]
-    return [{k: v for k, v in r.items() if not k.startswith(drop)} for r in rows if r.get("kind") != "config"]
-
-
-SMALL = ["--prompts", "4", "--group", "4", "--eval_problems", "10", "--eval_samples", "4", "--ks", "1", "4"]
-
-
-def test_resume_goes_on_bit_for_bit(tmp_path):
-    """A run cut at step 2 and gone on with writes what an uncut one writes, and so are its weights."""
-    more = SMALL + ["--eval_every", "2", "--minibatches", "2", "--kl_coef", ".01", "--mix_rate", ".2"]
-    a, b = str(tmp_path / "a"), str(tmp_path / "b")
-    ngrpo.main(["--steps", "4", "--out", a, *more])
-    ngrpo.main(["--steps", "2", "--out", b, *more])
-    with open(b + "/metrics.jsonl", "a") as f:                          # what a kill leaves behind
-        f.write('{"kind": "step", "step": 3, "reward": 9}\n{"kind": "st')
-    ngrpo.main(["--resume", b, "--steps", "4"])
-    assert lines(a) == lines(b) and lines(a, "samples.jsonl") == lines(b, "samples.jsonl")
-    one, two = (torch.load(f"{x}/state.pt", weights_only=True)["model"] for x in (a, b))
-    assert all(torch.equal(one[k], two[k]) for k in one)
-
-
-def test_a_lost_step_is_not_a_lost_run(tmp_path, monkeypatch):
-    """A gradient that is not finite moves nothing; without the guard one NaN made every weight NaN."""
-    real = ngrpo.policy_loss
-    monkeypatch.setattr(ngrpo, "policy_loss", lambda logp, *a: tuple(
-        v * float("nan") if v.dtype.is_floating_point else v for v in real(logp, *a)))
-    out = str(tmp_path / "a")
-    ngrpo.main(["--steps", "2", "--out", out, *SMALL])
-    weights = torch.load(out + "/state.pt", weights_only=True)["model"]
-    start = common.load_model(f"{TINY}/learner")[0].state_dict()
-    assert all(torch.equal(weights[k], v) for k, v in start.items())
-
-
 def test_evaluation_does_not_disturb_training(tmp_path):
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     ngrpo.main(["--steps", "3", "--out", a, *SMALL])
     ngrpo.main(["--steps", "3", "--out", b, "--eval_every", "1", *SMALL])
     assert [r for r in lines(a) if r["kind"] == "step"] == [r for r in lines(b) if r["kind"] == "step"]
-
-
-def test_interrupt_saves_exports_and_ends_quietly(tmp_path):
-    out = str(tmp_path / "a")
-
-    def interrupt():                                    # once a step is logged, and the handler so in place
-        while not (os.path.exists(out + "/metrics.jsonl") and any(r["kind"] == "step" for r in lines(out))):
-            time.sleep(.2)
-        os.kill(os.getpid(), signal.SIGINT)
-    threading.Thread(target=interrupt, daemon=True).start()
-    ngrpo.main(["--steps", "1000", "--out", out, *SMALL])
-    step = torch.load(out + "/state.pt", weights_only=True)["step"]
-    assert 0 < step < 1000 and lines(out)[-1]["step"] == step and os.path.exists(out + "/model/config.json")
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_exported_model_loads_anywhere(tmp_path):
