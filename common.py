@@ -196,7 +196,9 @@ def memory_estimate(model, cfg, length):
     dim = getattr(config, "head_dim", None) or width // config.num_attention_heads
     rows = min(cfg.max_rows, max(cfg.prompts * cfg.group, cfg.eval_problems * cfg.eval_samples))
     layers = 2 if cfg.grad_checkpoint else config.num_hidden_layers
+    V = config.vocab_size
     parts = dict(weights=4 * n, gradients=4 * n, adam=8 * n, copy=n * size * (size == 2),
+                 head=8 * V * width + 2 ** 28, sampling=16 * V * rows,
                  reference=4 * n * (cfg.kl_coef > 0), acts=17 * size * width * layers * cfg.micro_tokens,
                  cache=2 * config.num_hidden_layers * heads * dim * size * rows * length)
     return {k: v / 2 ** 30 for k, v in parts.items() if v}
@@ -379,6 +381,8 @@ def open_run(cfg, name, model, prompt, state=None):
     A run that goes on, there or in a new folder, has its logs cut back to the checkpoint."""
     if cfg.device == "cpu" and sum(p.numel() for p in model.parameters()) < 1e7:
         torch.set_num_threads(1)                # on busy cores a tiny model's threads wait for each other
+    if cfg.device.startswith("cuda") and cfg.compute_dtype == "bfloat16":
+        torch.set_float32_matmul_precision("high")      # TF32 for the head: far below bfloat16's own rounding
     for key, value in vars(cfg).items():
         print(f"{key:>18} {value}")
     parts = memory_estimate(model, cfg, cfg.max_prompt_tokens + cfg.max_new_tokens)

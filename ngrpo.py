@@ -7,13 +7,13 @@ weighted by the policy's own logits. That stays near a real word, so the text ma
 the same completions under the same mixed inputs. All else is plain GRPO.
 
 At step t of a row, with logits z, temperature tau and the input embedding table E:
-    m_t ~ Bernoulli(rho)                           the gate, from its own random numbers           (3.3)
+    m_t ~ Bernoulli(rho)                           the gate, from its own random numbers   (section 3.3)
     v*  = argmax z                                 the anchor; where m_t = 1 it is the token o_t   (6)
     C   = v* and the K-1 tokens with the largest cos(E[u], E[v*])                                  (5, 7, 8)
     a_c = exp(z_c / tau) / sum_{u in C} exp(z_u / tau)                                             (9)
     next input: sum_{c in C} a_c E[c] where m_t = 1, else E[o_t], o_t ~ softmax(z / tau)           (10, 11)
-    A_i = (r_i - mean r) / (std r + 1e-6) over the G rows of a prompt                              (12)
-    J   = 1/G sum_i 1/|o_i| sum_t min(r A, clip(r, 1-eps, 1+eps) A) - beta KL,                     (13)
+    A_i = (R_i - mean R) / (std R + 1e-6), R the rewards of a prompt's G rows                       (12)
+    J   = 1/G sum_i 1/|o_i| sum_t [min(r A, clip(r, 1-eps, 1+eps) A) - beta KL],                   (13)
           r = pi(o_t | h) / pi_old(o_t | h), h being the history with its mixed inputs rebuilt
 
 Three words in two dimensions. The argmax is word 0, its neighbour by cosine word 1; they blend like this:
@@ -27,15 +27,15 @@ Three words in two dimensions. The argmax is word 0, its neighbour by cosine wor
 
 Where paper and released code part or the paper is silent, and what this file does:
     D1 the token of a mixed step is the anchor (Eq. 6); the release emits a sampled one (--mix_label sampled)
-    D2 weights by Eq. 9; the release takes a second softmax, of probabilities, and so blends far from any word
+    D2 weights by Eq. 9; the release's second softmax, of probabilities, holds the anchor at .58 or less (K 3)
     D3 one temperature samples, mixes and scores: .7 in the paper's table, 1 in the release
     D4 neighbours in the input table, as the text has it; the release searches the output matrix
     D5 neighbours are ids that may be sampled; the weights are constants, the gradient reaches the rows E[c]
     D6 mixed steps stay in the loss (Eq. 13), though their token was not drawn: no true likelihood ratio there
     D7 mean of row means (Eq. 13); the release averages over tokens (--aggregation token)
-    D8 clip .2 and k3 KL are the release's, the paper gives neither; std is unbiased; no dual clip
+    D8 clip .2, k3 KL, unbiased std and its 1e-6 are the release's, the paper gives none; no dual clip
     D9 mixing goes on after </think>; answers are compared as numbers or text, not by Math-Verify; no GPQA
-    D10 pass@k is unbiased (Eq. 15), while the paper's tables resample and so read lower
+    D10 pass@k is unbiased (Eq. 15), of the last weights; the paper's resamples, of the best by AIME24
 Left out: several GPUs, vLLM, LoRA, a value model, an entropy bonus.
 
     python ngrpo.py                       a minute on a laptop CPU: held-out accuracy from .3 to .9
@@ -119,7 +119,7 @@ class Config:
     save_every: int = HfArg(default=0, help="steps between checkpoints; 0: at the end only")
 
 
-PAPER = dict(                                       # Table 6 and appendix A; what they omit is the release's
+PAPER = dict(                                       # Table 6, appendix A; the rest: the release or ours
     model="deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", data="agentica-org/DeepScaleR-Preview-Dataset",
     eval_data=["math-ai/aime25::test", "math-ai/amc23::test", "HuggingFaceH4/MATH-500::test"],
     prompt_format="{question} Let's think step by step and output the final answer within \\boxed{{}}.",
@@ -128,10 +128,10 @@ PAPER = dict(                                       # Table 6 and appendix A; wh
     eval_every=50, eval_problems=500, eval_samples=32, eval_temperature=.6, eval_top_p=.95, ks=[1, 16, 32])
 PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/easy_test.jsonl"]), paper=PAPER, one_gpu=PAPER | dict(
     steps=200, prompts=32, minibatches=2, max_prompt_tokens=1024, max_new_tokens=3072, max_rows=128,
-    eval_data=["math-ai/amc23::test"], eval_samples=8, ks=[1, 4, 8]))   # sizes are ours: a step takes minutes
+    eval_data=["math-ai/amc23::test"], eval_samples=8, ks=[1, 4, 8]))   # sizes are ours, not yet measured
 
 
-# --- sampling and scoring: the only places with a temperature and a softmax ---------------------------------
+# --- sampling and scoring: temperature and log-softmax stand in vocab_logps alone ---------------------------
 def vocab_logps(hidden, head, V, temperature):
     """Log-probs of the next token over the ids that may be sampled: (n, D) -> (n, V).
     In the head's own precision, outside autocast: a bfloat16 head is wrong by several hundredths."""
@@ -149,57 +149,57 @@ def sample(logp, u, top_p=1.):
         ranked, order = p.sort(dim=-1, descending=True)
         ranked = ranked.masked_fill(ranked.cumsum(-1) - ranked >= top_p, 0)
         p = torch.zeros_like(p).scatter_(1, order, ranked)
-    cdf = p.cumsum(-1, dtype=torch.float64)     # float64: u < 1 can never point past the last id
+    cdf = p.double().cumsum_(-1)                # float64: u < 1 can never point past the last id
     token = torch.searchsorted(cdf, u[:, None] * cdf[:, -1:], right=True)[:, 0]
     return token.clamp(max=p.shape[1] - 1)      # only NaNs point past the end; the update will meet them too
 
 
-def token_logps(hidden, targets, head, V, temperature, chunk_logits=2 ** 24):
+def token_logps(hidden, targets, head, V, temperature, chunk_logits=2 ** 25):
     """Log-probs and entropies (no gradient) of targets: (M, D), (M,) -> (M,), (M,).
-    In chunks that backward recomputes: no (N, T, V) tensor ever exists."""
+    In chunks that backward recomputes: never more than chunk_logits logits at once."""
     def chunk(hidden, targets):
         logp = vocab_logps(hidden, head, V, temperature)
+        picked = logp.gather(1, targets[:, None])[:, 0]         # first: recomputation for backward ends here
         with torch.no_grad():
-            entropy = -(logp.exp() * logp).sum(-1)
-        return logp.gather(1, targets[:, None])[:, 0], entropy
+            return picked, -(logp.exp() * logp).sum(-1)
     parts = zip(hidden.split(max(1, chunk_logits // V)), targets.split(max(1, chunk_logits // V)))
-    return map(torch.cat, zip(*(checkpoint(chunk, h, y, use_reentrant=False) for h, y in parts)))
+    return [torch.cat(v) for v in zip(*(checkpoint(chunk, h, y, use_reentrant=False) for h, y in parts))]
 
 
 # --- the method ---------------------------------------------------------------------------------------------
 def nearest(table, ids, k, metric="cosine"):
     """Candidates of ids, (n,) -> (n, k): the anchor, then the k-1 nearest rows of table (V, D).  (5, 7, 8)
-    For cosine the rows have unit length. In chunks of anchors: never a V x V matrix. Ties in topk's order."""
+    For cosine its rows must have unit length. In chunks of 2^26 values. Ties in topk's order."""
     found = []
     for part in ids.split(max(1, 2 ** 26 // len(table))):
         if metric == "cosine":
-            near = table[part] @ table.T
+            closeness = table[part] @ table.T
         else:
-            near = -torch.cdist(table[part], table, p=2 if metric == "l2" else 1)
-        found.append(near.scatter_(1, part[:, None], torch.inf).topk(k).indices)
+            closeness = -torch.cdist(table[part], table, p=2 if metric == "l2" else 1)
+        found.append(closeness.scatter_(1, part[:, None], torch.inf).topk(k).indices)
     return torch.cat(found)
 
 
 def mixture(logp, embed, near, table, mixer, k, metric, rng):
     """The anchor (m,) and what is read in its place, as mix takes it, at steps with log-probs (m, V).
-    near (V, K): the candidates of each id, -1 where the table was not yet searched for them."""
+    near (V, K): the candidates of each id; a row of -1 is searched for in the table and filled in."""
     anchor, noise = logp.argmax(-1), logp.new_zeros(len(logp), 1)                                     # (6)
-    if mixer == "neighbour":                    # on CUDA all ids have been searched for: no look, no sync
-        if not near.is_cuda and len(missing := anchor[near[anchor, 0] < 0].unique()):
+    if mixer == "neighbour":                    # no table: all ids are there, and nothing waits for the GPU
+        if table is not None and len(missing := anchor[near[anchor, 0] < 0].unique()):
             near[missing] = nearest(table, missing, k, metric)
         candidates = near[anchor]                                                                     # (7, 8)
     elif mixer == "soft":                       # Soft Thinking: the likeliest tokens
         candidates = logp.topk(k).indices
-    else:                                       # STHT: the anchor and noise a third its embedding's size
+    else:                                       # Soft Tokens, Hard Truths: noise a third as large
         candidates, e = anchor[:, None], embed(anchor)
         noise = torch.empty_like(e).normal_(0, .33, generator=rng) * e.pow(2).mean(1, True).sqrt()
-    return anchor, candidates, logp.gather(1, candidates).softmax(-1), noise                          # (9)
+    return anchor, candidates, logp.gather(1, candidates).softmax(-1), noise    # p by its sum in C: D2   (9)
 
 
 def mix(embed, candidates, weight, noise=0.):
     """Mixed inputs sum_c a_c E[c]: (m, K), (m, K) -> (m, D), for rollout and update alike.  (10)"""
     rows = embed(candidates)                    # by the module, not its weight: Gemma scales what it looks up
-    return (weight[..., None] * rows).sum(-2).to(rows.dtype) + noise
+    return ((weight[..., None] * rows).sum(-2) + noise).to(rows.dtype)
 
 
 # --- rollout ------------------------------------------------------------------------------------------------
@@ -215,43 +215,43 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
     lengths, logps = tokens.new_zeros(N), torch.zeros(N, T, dtype=head.weight.dtype, device=device)
     rng = torch.Generator(device).manual_seed(int(u[0, 0] * 2 ** 31))     # of gaussian's noise alone
     for first in range(0, N, max_rows):
-        rows = torch.arange(first, min(first + max_rows, N))    # on the CPU, like gate: no sync to index it
-        batch = prompts[first // G:rows[-1] // G + 1]
+        on_cpu = torch.arange(first, min(first + max_rows, N))  # gate is there too: no sync to index it
+        batch = prompts[first // G:on_cpu[-1] // G + 1]
         P = max(map(len, batch))
         ids = torch.tensor([[0] * (P - len(p)) + p for p in batch], device=device)
         mask = torch.tensor([[0] * (P - len(p)) + [1] * len(p) for p in batch], device=device)
         position, cache = (mask.cumsum(1) - 1).clamp(min=0), new_cache(model.config, P + T)
         hidden = body(inputs_embeds=embed(ids), attention_mask=mask, position_ids=position, cache=cache,
                       use_cache=True).last_hidden_state[:, -1]
-        where, parent = rows.to(device), (rows // G - first // G).to(device)
+        rows, parent = on_cpu.to(device), (on_cpu // G - first // G).to(device)
         cache.batch_select_indices(parent)                      # a prompt is read once, for all its rows
-        hidden, position, done = hidden[parent], mask.sum(1)[parent], parent < 0
+        hidden, position, done = hidden[parent], mask.sum(1)[parent], parent < 0      # none yet
         mask = torch.cat([mask[parent], mask.new_ones(len(rows), T)], 1).bool()
         for t in tqdm(range(T), desc="rollout", disable=None, leave=False):
             logp = vocab_logps(hidden, head, V, temperature)
-            token = sample(logp, u[where, t], top_p)
-            m = gate[rows, t].nonzero()[:, 0].to(device, non_blocking=True) if gate is not None else ()
-            if len(m):
+            token = sample(logp, u[rows, t], top_p)
+            m = gate[on_cpu, t].nonzero()[:, 0].to(device, non_blocking=True) if gate is not None else ()
+            if len(m):                                              # m_t = 1
                 anchor, *recipe = mixture(logp[m], embed, near, table, mixer, mix_k, mix_metric, rng)
-                blend = mix(embed, *recipe).to(embed.weight.dtype)                                    # (10)
+                blend = mix(embed, *recipe)                                                           # (10)
                 cosine = F.cosine_similarity(blend.float(), embed(anchor).float(), dim=1)
-                mixed.append((where[m], torch.full_like(anchor, t), *recipe, cosine))
+                mixed.append((rows[m], torch.full_like(anchor, t), *recipe, cosine))
                 token[m] = anchor if mix_label == "anchor" else token[m]                              # D1
-            tokens[where, t] = token.where(~done, 0)
-            logps[where, t] = logp.gather(1, token[:, None])[:, 0].where(~done, 0)
-            lengths[where] += ~done
+            tokens[rows, t] = token.where(~done, 0)
+            logps[rows, t] = logp.gather(1, token[:, None])[:, 0].where(~done, 0)
+            lengths[rows] += ~done
             done |= torch.isin(token, eos_ids)
             finished = int(done.sum()) if t % 16 == 0 or not u.is_cuda else 0   # on CUDA it waits for the GPU
             if finished == len(rows) or t == T - 1:
                 break
-            x = embed(token)
+            x = embed(token)                                                                          # (11)
             if len(m):
                 x[m] = blend
             if 8 * finished >= len(rows):                       # finished rows leave the batch and its cache
                 keep = (~done).nonzero()[:, 0]
                 cache.batch_select_indices(keep)
-                rows, where, x, mask, position, done = (
-                    v[keep.to(v.device)] for v in (rows, where, x, mask, position, done))
+                on_cpu, rows, x, mask, position, done = (
+                    v[keep.to(v.device)] for v in (on_cpu, rows, x, mask, position, done))
             seen = decode_mask(model.config, mask[:, :P + t + 1])
             hidden = body(inputs_embeds=x[:, None], attention_mask=seen, position_ids=(position + t)[:, None],
                           cache=cache, use_cache=True).last_hidden_state[:, -1]
@@ -280,24 +280,25 @@ def score(model, sequences, lengths, rows, mixed, V, temperature, bfloat16=False
     Mixed inputs are rebuilt from the current table with the recorded weights (D5)."""
     embed, T, lengths = model.get_input_embeddings(), int(lengths.max()), lengths[rows]
     ids = pad_sequence([sequences[r] for r in rows], batch_first=True)
-    x, P = embed(ids), torch.tensor([len(sequences[r]) for r in rows], device=ids.device) - lengths
+    x, start = embed(ids), torch.tensor([len(sequences[r]) for r in rows], device=ids.device) - lengths
     i, j = (torch.tensor(rows, device=ids.device)[:, None] == mixed["row"]).nonzero(as_tuple=True)
     if len(j):
         step, *recipe = (mixed[k][j] for k in ("step", "candidates", "weight", "noise"))
-        x = x.index_put((i, P[i] + step), mix(embed, *recipe))
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=bfloat16):
+        x = x.index_put((i, start[i] + step), mix(embed, *recipe))
+    with torch.autocast(x.device.type, torch.bfloat16, bfloat16, cache_enabled=False):  # a cache keeps casts
         hidden = model.base_model(inputs_embeds=x, use_cache=False).last_hidden_state
     mask = torch.arange(T, device=ids.device) < lengths[:, None]
     i, t = mask.nonzero(as_tuple=True)
-    h, y = hidden[i, P[i] + t - 1], ids[i, P[i] + t]            # the state before a token predicts it
+    h, y = hidden[i, start[i] + t - 1], ids[i, start[i] + t]    # the state before a token predicts it
     flat = token_logps(h, y, model.get_output_embeddings(), V, temperature)
-    return *(v.new_zeros(mask.shape).index_put((i, t), v) for v in flat), mask
+    logp, entropy = (v.new_zeros(mask.shape).index_put((i, t), v) for v in flat)
+    return logp, entropy, mask
 
 
 def policy_loss(logp, old, advantage, mask, clip_low, clip_high, objective="grpo"):
-    """Clipped surrogate, negated: (n, T) log-probs, (n,) advantages -> loss (n, T), clipped (n, T).  (13)
-    On the first pass every ratio is 1 and a group's advantages sum to 0: a mean of row means is 0, but
-    not its gradient. Watch reward, gradient norm and clipped share, not the loss."""
+    """Clipped surrogate, negated: (n, T) log-probs, (n,) advantages -> loss, not masked, and clipped.  (13)
+    On a rollout's first update every ratio is 1 and a group's advantages sum to 0: a mean of row means is 0,
+    but not its gradient. Watch reward, gradient norm and clipped share, not the loss."""
     log_ratio = (logp - old).clamp(-20, 20)
     if objective == "gspo":                     # the geometric mean of a row's ratios, at each of its tokens
         log_ratio = ((log_ratio * mask).sum(1, True) / mask.sum(1, True)).expand_as(logp)
@@ -328,8 +329,7 @@ def evaluate(model, tokenizer, problems, samples, ks, max_new_tokens, temperatur
     u, gate = (draws(0, 0, stream, (len(problems) * samples, max_new_tokens)) for stream in (2, 3))
     tokens, _, lengths, _ = rollout(
         model, prompts=[p["prompt"] for p in problems], u=u.to(how["eos_ids"].device),
-        gate=gate < mix_rate if mix_rate else None, temperature=temperature or 1.,
-        top_p=top_p if temperature else 0., **how)
+        gate=gate < mix_rate, temperature=temperature or 1., top_p=top_p if temperature else 0., **how)
     texts = decode(tokenizer, tokens, lengths)
     right = [reward(text, problems[i // samples]["answer"]) == 1 for i, text in enumerate(texts)]
     return pass_table(torch.tensor(right).view(-1, samples), ks)
@@ -338,15 +338,15 @@ def evaluate(model, tokenizer, problems, samples, ks, max_new_tokens, temperatur
 # --- training -----------------------------------------------------------------------------------------------
 def update(cfg, model, reference, optimizer, sequences, lengths, sampled, mixed, A, V):
     """The optimizer steps of one rollout; returns what they met, token by token. A (N,) is on the CPU."""
-    live = (A != 0) | bool(reference)                           # a dead row has a KL at most
+    live = (A != 0) | (reference is not None)                   # a dead row has a KL at most
     A, old, ref = A.to(sampled), torch.zeros_like(sampled), torch.zeros_like(sampled)
     parts = list(torch.arange(len(A)).chunk(cfg.minibatches)) * cfg.inner_epochs         # of whole groups
     scoring = dict(V=V, temperature=cfg.temperature, bfloat16=cfg.compute_dtype == "bfloat16")
     with torch.no_grad():                                       # with one update, old is the new, detached
-        for net, kept in [(model, old)] * (len(parts) > 1) + [(reference, ref)] * bool(reference):
+        for net, kept in [(model, old)] * (len(parts) > 1) + [(reference, ref)] * bool(cfg.kl_coef):
             for rows in micro_batches(live.nonzero()[:, 0], sequences, cfg.micro_tokens):
                 kept[rows] = score(net, sequences, lengths, rows, mixed, **scoring)[0]
-    met, norms = {k: [A[:0]] for k in ("logp_gap", "clip_frac", "entropy", "kl")}, []
+    met, norms = {k: [A[:0]] for k in ("logp_gap", "clip_frac", "entropy", "kl")}, []     # no row may be live
     for part in parts:
         share = torch.zeros_like(A)
         share[part] = reduce(lengths[part], cfg.group, cfg.aggregation).to(A)
@@ -375,7 +375,7 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
     device, bfloat16, G = eos_ids.device, cfg.compute_dtype == "bfloat16", cfg.group
     reference = copy.deepcopy(model).requires_grad_(False) if cfg.kl_coef else None     # never changes
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay, fused=True)
-    anchors = torch.arange(V if device.type == "cuda" else 0, device=device)
+    anchors = torch.arange(V if device.type == "cuda" else 0, device=device)    # to search ahead: on CUDA all
     start, lost, stop = state["step"] if state else 0, 0, stop_on_signal()
     if state:
         model.load_state_dict(state.pop("model"))
@@ -387,15 +387,16 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
     how = dict(head=model.get_output_embeddings(), eos_ids=eos_ids, V=V, max_rows=cfg.max_rows,
                mixer=cfg.mixer, mix_k=cfg.mix_k, mix_metric=cfg.mix_metric, mix_label=cfg.mix_label)
 
-    for done in range(start, cfg.steps + 1):                                    # steps that lie behind
+    for done in range(start, cfg.steps + 1):                    # what follows `done` steps, then the next one
         model.eval()
         for p, q in zip(actor.parameters(), model.parameters()):
             p.data = q.data.bfloat16() if bfloat16 else q.data  # parameters only: RoPE's buffers stay float32
         if cfg.mix_rate and cfg.mixer == "neighbour":
-            weight = model.get_input_embeddings().weight.data[:V]
-            how["table"] = F.normalize(weight, dim=1) if cfg.mix_metric == "cosine" else weight
+            table = model.get_input_embeddings().weight.data[:V]                                # D4, D5
+            table = F.normalize(table, dim=1) if cfg.mix_metric == "cosine" else table
             how["near"] = torch.full((V, cfg.mix_k), -1, device=device)
-            how["near"][anchors] = nearest(how["table"], anchors, cfg.mix_k, cfg.mix_metric)   # in one go
+            how["near"][anchors] = nearest(table, anchors, cfg.mix_k, cfg.mix_metric)           # in one go
+            how["table"] = table if len(anchors) < V else None
         if done and (stop or done == cfg.steps or cfg.save_every and done % cfg.save_every == 0):
             save_checkpoint(out, dict(step=done, config=vars(cfg), anchors=anchors, model=model.state_dict(),
                                       optimizer=optimizer.state_dict()))
@@ -408,23 +409,22 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
             break
 
         step, clock = done + 1, [time.time()]
-        batch = batch_of(problems, cfg.prompts, step, cfg.seed)
-        prompts, golds = ([p[key] for p in batch for _ in range(G)] for key in ("prompt", "answer"))
-        u, gate = (draws(cfg.seed, step, stream, (len(golds), cfg.max_new_tokens)) for stream in (0, 1))
+        batch = [p for p in batch_of(problems, cfg.prompts, step, cfg.seed) for _ in range(G)]
+        u, gate = (draws(cfg.seed, step, stream, (len(batch), cfg.max_new_tokens)) for stream in (0, 1))
         tokens, sampled, lengths, mixed = rollout(
-            actor, prompts=prompts[::G], u=u.to(device), temperature=cfg.temperature,
-            gate=gate < cfg.mix_rate if cfg.mix_rate else None, **how)
+            actor, prompts=[p["prompt"] for p in batch[::G]], u=u.to(device), gate=gate < cfg.mix_rate,
+            temperature=cfg.temperature, **how)
         clock.append(time.time())
         texts = decode(tokenizer, tokens, lengths)
-        rewards = torch.tensor([reward(text, gold) for text, gold in zip(texts, golds)])
+        rewards = torch.tensor([reward(text, p["answer"]) for text, p in zip(texts, batch)])
         A = advantages(rewards.double().view(-1, G)).flatten()
         clock.append(time.time())
         model.train()                                           # for layer checkpointing; every dropout is 0
-        sequences = [torch.cat([torch.tensor(p, device=device), row[:n]])
-                     for p, row, n in zip(prompts, tokens, lengths.tolist())]
+        sequences = [torch.cat([torch.tensor(p["prompt"], device=device), row[:n]])
+                     for p, row, n in zip(batch, tokens, lengths.tolist())]
         optimizer.param_groups[0]["lr"] = learning_rate(step, cfg.steps, cfg.lr, cfg.warmup, cfg.lr_schedule)
         met = update(cfg, model, reference, optimizer, sequences, lengths, sampled, mixed, A, V)
-        anchors = mixed["candidates"][..., :1].unique() if device.type == "cpu" else anchors  # come again
+        anchors = anchors if device.type == "cuda" else mixed["candidates"][..., :1].unique()  # come again
         clock.append(time.time())
 
         count, ended = lengths.sum().item(), torch.isin(tokens.gather(1, lengths[:, None] - 1), eos_ids)
@@ -432,22 +432,22 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
                correct=rewards == 1, length=lengths, truncated=~ended, mixed_share=len(mixed["row"]) / count,
                **met, mix_cosine=mixed["cosine"], mix_cosine_min=mixed["cosine"].sort().values[:1],
                anchor_weight=mixed["weight"][..., :1], tokens_per_s=count / (clock[-1] - clock[0]),
-               **{f"seconds_{k}": b - a for k, a, b in zip(("rollout", "score", "update"), clock, clock[1:])})
+               **{f"seconds_{k}": b - a for k, a, b in zip(("rollout", "grade", "update"), clock, clock[1:])})
         for i in (0, -1):
-            write_line(out, "samples.jsonl", step=step, prompt=tokenizer.decode(prompts[i]),
-                       completion=texts[i], answer=golds[i], reward=rewards[i].item())
+            write_line(out, "samples.jsonl", step=step, prompt=tokenizer.decode(batch[i]["prompt"]),
+                       completion=texts[i], answer=batch[i]["answer"], reward=rewards[i].item())
         lost = lost + 1 if met["skipped"] else 0
-        stop += [lost] * (lost == 3)
+        stop += ["no finite gradient"] * (lost == 3)
     if cfg.steps:
         export_model(model, tokenizer, out)
     if lost == 3:
-        refuse(f"three steps in a row met no finite gradient, which ends the run; from --model {out}/model "
-               "try a lower --lr, or --compute_dtype float32")
+        refuse(f"three steps in a row met a gradient that is not finite, which ends the run; from --model "
+               f"{out}/model try a lower --lr, or --compute_dtype float32")
 
 
 def main(argv=None):
     cfg, state = parse_config(Config, PRESETS, argv)
-    if not 1 <= cfg.mix_k <= 64 or not 0 <= cfg.mix_rate <= 1:      # any vocabulary has 64 ids
+    if not 1 <= cfg.mix_k <= 64 or not 0 <= cfg.mix_rate <= 1:      # 64: V is not known before the model
         refuse("--mix_k must lie in 1..64, and --mix_rate in 0..1")
     sets = [(name, load_problems(name)) for name in (cfg.data, *cfg.eval_data)]
     model, tokenizer, eos_ids, V = load_model(cfg.model, cfg.device)

@@ -138,8 +138,12 @@ def test_killed_while_saving_the_checkpoint_is_whole(tmp_path):
         for step in range(1, 10 ** 6):
             common.save_checkpoint(folder, numbers(step))
     for _ in range(50):
-        child = in_child(save_for_ever)
-        time.sleep(rng.uniform(.002, .03))
+        child, path = in_child(save_for_ever), f"{folder}/state.pt"
+        for _ in range(rng.randint(1, 6)):              # so many whole saves, each a new file, and some more time
+            inode = os.stat(path).st_ino
+            while os.stat(path).st_ino == inode:
+                time.sleep(.0002)
+        time.sleep(rng.uniform(0, .01))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         seen.append(consistent(folder))
