@@ -90,9 +90,10 @@ def load_model(name, device="cpu", dtype=torch.float32):
             refuse(f"--model {name}: the folder holds no tokenizer (tokenizer.json)")
     try:
         config = AutoConfig.from_pretrained(name)
-        for key, value in config.to_dict().items():     # layer checkpointing needs train(), which drops
-            if "drop" in key and isinstance(value, float):
-                setattr(config, key, 0.)
+        for part in filter(None, (config, *(getattr(config, k, None) for k in config.sub_configs))):
+            for key, value in vars(part).items():       # layer checkpointing needs train(): noise must go
+                if ("drop" in key or "jitter" in key) and isinstance(value, float):
+                    setattr(part, key, 0.)
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype).to(device).eval()
     except (OSError, ValueError) as error:

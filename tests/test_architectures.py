@@ -21,21 +21,24 @@ LONGER = dict(rope_type="llama3", rope_theta=1e4, factor=8., low_freq_factor=1.,
 EXPERTS = dict(moe_intermediate_size=16, num_experts=4, num_local_experts=4, num_experts_per_tok=2)
 LATENT = dict(num_key_value_heads=4, kv_lora_rank=8, q_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4,
               v_head_dim=6, n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1)
+VISION = dict(model_type="siglip_vision_model", hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+              num_attention_heads=2, image_size=28, patch_size=14)
 # name: (model type, what differs from the sizes in config_of)
 ARCHITECTURES = dict(
     llama=("llama", {}), llama_longer=("llama", dict(attention_bias=True, rope_parameters=LONGER)),
     qwen2=("qwen2", {}), qwen3=("qwen3", {}), qwen3_moe=("qwen3_moe", EXPERTS), gemma=("gemma", {}),
     gemma2=("gemma2", dict(layer_types=SLIDING, final_logit_softcapping=None)),
-    gemma3=("gemma3_text", dict(layer_types=SLIDING, query_pre_attn_scalar=4)), gpt2=("gpt2", {}), opt=("opt", {}),
+    gemma3=("gemma3_text", dict(layer_types=SLIDING, query_pre_attn_scalar=4)),
+    gemma3_vision=("gemma3", dict(vision_config=VISION, mm_tokens_per_image=4)), gpt2=("gpt2", {}), opt=("opt", {}),
     gpt_neox=("gpt_neox", {}), phi=("phi", {}), phi3=("phi3", {}), olmo2=("olmo2", {}), mistral=("mistral", {}),
-    mixtral=("mixtral", EXPERTS), gpt_oss=("gpt_oss", EXPERTS | dict(layer_types=SLIDING)),
+    mixtral=("mixtral", EXPERTS | dict(router_jitter_noise=.1)), gpt_oss=("gpt_oss", EXPERTS | dict(layer_types=SLIDING)),
     smollm3=("smollm3", dict(no_rope_layers=[1, 0])), deepseek_v3=("deepseek_v3", EXPERTS | LATENT),
     bloom=("bloom", {}))
-WINDOWED = {"gemma2", "gemma3", "phi3", "mistral", "mixtral", "gpt_oss"}
+WINDOWED = {"gemma2", "gemma3", "gemma3_vision", "phi3", "mistral", "mixtral", "gpt_oss"}
 
 
 def config_of(name, **changes):
-    """Two layers of width 16, a window of 4, 40 rows in the head, and dropout wherever the architecture has one."""
+    """Two layers of width 16, a window of 4, 40 rows in the head, dropout wherever the architecture has one."""
     kind, more = ARCHITECTURES.get(name, (name, {}))
     wanted = dict(
         vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
@@ -43,6 +46,8 @@ def config_of(name, **changes):
         word_embed_proj_dim=16, attention_dropout=.3, hidden_dropout=.3, resid_pdrop=.3, embd_pdrop=.3, dropout=.3,
         bos_token_id=None, eos_token_id=[2, 6], pad_token_id=None)
     known = AutoConfig.for_model(kind)
+    if "text_config" in known.sub_configs:
+        more = more | dict(eos_token_id=wanted["eos_token_id"], text_config=config_of("gemma3").to_dict())
     return AutoConfig.for_model(kind, **{k: v for k, v in wanted.items() if hasattr(known, k)} | more | changes)
 
 
