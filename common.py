@@ -207,8 +207,11 @@ def encode_problems(cfg, model, tokenizer, sets):
     """[(name, problems), …] with each problem's "prompt" ids; those too long are dropped and counted.
     The first set is for training, the others are cut to cfg.eval_problems."""
     form = cfg.prompt_format, cfg.system, cfg.chat_template
-    room = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-    limit, kept = min(cfg.max_prompt_tokens, room - cfg.max_new_tokens), []
+    text = model.config.get_text_config()
+    room, rope = getattr(text, "max_position_embeddings", None), getattr(text, "rope_parameters", None)
+    if rope and rope.get("rope_type") == "longrope":    # beyond it every angle changes, cached ones too
+        room = rope["original_max_position_embeddings"]
+    limit, kept = min(cfg.max_prompt_tokens, (room or math.inf) - cfg.max_new_tokens), []
     if limit < 1:
         refuse(f"--max_new_tokens {cfg.max_new_tokens} leaves no room for a prompt in {room} positions")
     for name, problems in sets if cfg.eval_problems else sets[:1]:

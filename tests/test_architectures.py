@@ -31,7 +31,8 @@ ARCHITECTURES = dict(
     gemma3=("gemma3_text", dict(layer_types=SLIDING, query_pre_attn_scalar=4)),
     gemma3_vision=("gemma3", dict(vision_config=VISION, mm_tokens_per_image=4)), gpt2=("gpt2", {}), opt=("opt", {}),
     gpt_neox=("gpt_neox", {}), phi=("phi", {}), phi3=("phi3", {}), olmo2=("olmo2", {}), mistral=("mistral", {}),
-    mixtral=("mixtral", EXPERTS | dict(router_jitter_noise=.1)), gpt_oss=("gpt_oss", EXPERTS | dict(layer_types=SLIDING)),
+    mixtral=("mixtral", EXPERTS | dict(router_jitter_noise=.1)),
+    gpt_oss=("gpt_oss", EXPERTS | dict(layer_types=SLIDING)),
     smollm3=("smollm3", dict(no_rope_layers=[1, 0])), deepseek_v3=("deepseek_v3", EXPERTS | LATENT),
     bloom=("bloom", {}))
 WINDOWED = {"gemma2", "gemma3", "gemma3_vision", "phi3", "mistral", "mixtral", "gpt_oss"}
@@ -164,32 +165,46 @@ def test_training_steps(monkeypatch, tmp_path, name):
         assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-3)
 
 
+def test_longrope_stays_below_its_switch(monkeypatch, tmp_path, capsys):
+    """Past original_max_position_embeddings Phi-3's long rope turns every angle, but not those of keys in the cache:
+    log-probs of a rollout that crosses it are nats away from the training forward's."""
+    rope = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1., 1.], long_factor=[2., 4.])
+    folder = save_model(tmp_path / "model", config_of(
+        "phi3", rope_parameters=rope | dict(original_max_position_embeddings=21), original_max_position_embeddings=21))
+    steps, _ = trained(monkeypatch, tmp_path, folder)
+    assert max(line["logp_gap_max"] for line in steps) < 1e-4
+    assert "2 prompts longer than 5 tokens dropped" in capsys.readouterr().out
+    said = refused(capsys, lambda: trained(monkeypatch, tmp_path, folder, "--max_new_tokens", "21"))
+    assert "--max_new_tokens 21 leaves no room for a prompt in 21 positions" in said
+
+
 @pytest.mark.parametrize("kind,changes", [
     ("granite", dict(logits_scaling=8.)), ("granitemoe", dict(logits_scaling=8.)), ("cohere", {}),
     ("gemma2", dict(final_logit_softcapping=30.)), ("gemma3", dict(final_logit_softcapping=30.))])
 def test_models_whose_logits_are_not_the_heads_are_refused(tmp_path, capsys, kind, changes):
     """Granite divides its logits, Cohere scales and Gemma caps them: head(hidden) would be another distribution."""
-    assert "its logits are not head(hidden)" in refused(capsys, save_model(tmp_path, config_of(kind, **changes)))
+    folder = save_model(tmp_path, config_of(kind, **changes))
+    assert "its logits are not head(hidden)" in refused(capsys, lambda: load_model(folder))
 
 
 @pytest.mark.parametrize("kind,changes", [
     ("mamba", {}), ("rwkv", {}), ("lfm2", dict(layer_types=["conv", "full_attention"]))])
 def test_models_that_decode_otherwise_are_refused(tmp_path, capsys, kind, changes):
     """Recurrent states are no key-value cache: left alone they end in a traceback, or silently in other text."""
-    said = refused(capsys, save_model(tmp_path, config_of(kind, **changes)))
-    assert "does not decode with an ordinary key-value cache" in said
+    folder = save_model(tmp_path, config_of(kind, **changes))
+    assert "does not decode with an ordinary key-value cache" in refused(capsys, lambda: load_model(folder))
 
 
 def test_models_that_read_ids_in_every_layer_are_refused(tmp_path, capsys):
     """A mixture has no id that Gemma-3n could look up in its layers' own tables."""
-    config = config_of("gemma3n_text", layer_types=SLIDING, hidden_size_per_layer_input=8, laurel_rank=4,
-                       vocab_size_per_layer_input=40, num_kv_shared_layers=0, intermediate_size=[32, 32],
-                       activation_sparsity_pattern=[0., 0.])
-    assert "reads ids in every layer" in refused(capsys, save_model(tmp_path, config))
+    folder = save_model(tmp_path, config_of(
+        "gemma3n_text", layer_types=SLIDING, hidden_size_per_layer_input=8, vocab_size_per_layer_input=40,
+        laurel_rank=4, num_kv_shared_layers=0, intermediate_size=[32, 32], activation_sparsity_pattern=[0., 0.]))
+    assert "reads ids in every layer" in refused(capsys, lambda: load_model(folder))
 
 
-def refused(capsys, folder):
+def refused(capsys, call):
     with pytest.raises(SystemExit) as stop:
-        load_model(folder)
+        call()
     assert stop.value.code == 2
     return capsys.readouterr().err
