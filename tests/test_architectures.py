@@ -203,6 +203,17 @@ def test_models_that_read_ids_in_every_layer_are_refused(tmp_path, capsys):
     assert "reads ids in every layer" in refused(capsys, lambda: load_model(folder))
 
 
+def test_models_without_hidden_states_or_recomputation_are_refused(monkeypatch, tmp_path, capsys):
+    """Llama-4 names no base model, CTRL cannot recompute its layers: both ended in a traceback, CTRL's in a run."""
+    folder = save_model(tmp_path / "llama4", config_of(
+        "llama4_text", num_local_experts=2, intermediate_size_mlp=32, layer_types=["chunked_attention"] * 2))
+    assert "shows no hidden states below its head" in refused(capsys, lambda: load_model(folder))
+    folder = save_model(tmp_path / "ctrl", config_of("ctrl", dff=32))
+    flags = "--grad_checkpoint", "True"
+    said = refused(capsys, lambda: trained(monkeypatch, tmp_path, folder, *flags))
+    assert "ctrl cannot recompute its layers" in said and not (tmp_path / "-".join(("out", *flags))).exists()
+
+
 def refused(capsys, call):
     with pytest.raises(SystemExit) as stop:
         call()
