@@ -98,9 +98,10 @@ def load_model(name, device="cpu", dtype=torch.float32):
             refuse(f"--model {name}: the folder holds no tokenizer (tokenizer.json)")
     try:
         config = AutoConfig.from_pretrained(name)
-        for key, value in config.to_dict().items():     # layer checkpointing needs train(), which drops
-            if "drop" in key and isinstance(value, float):
-                setattr(config, key, 0.)
+        for part in filter(None, (config, *(getattr(config, k, None) for k in config.sub_configs))):
+            for key, value in vars(part).items():       # layer checkpointing needs train(): noise must go
+                if ("drop" in key or "jitter" in key) and isinstance(value, float):
+                    setattr(part, key, 0.)
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype).to(device).eval()
     except (OSError, ValueError) as error:
@@ -110,9 +111,12 @@ def load_model(name, device="cpu", dtype=torch.float32):
     head = model.get_output_embeddings()
     V = min(head.weight.shape[0], 1 + max(tokenizer.get_vocab().values()))
     ids = torch.tensor([[V // 4, V // 2, V - 1]], device=device)  # the scripts take logits for head(hidden)
-    with torch.no_grad():
-        wanted = model(input_ids=ids, use_cache=False).logits
-        got = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    try:
+        with torch.no_grad():
+            wanted = model(input_ids=ids, use_cache=False).logits
+            got = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    except (AttributeError, TypeError, ValueError) as error:    # Llama-4 calls its whole self its base model
+        refuse(f"--model {name}: {config.model_type} shows no hidden states below its head ({error!r})")
     if (wanted - got).abs().max() > (1e-2 if dtype == torch.bfloat16 else 1e-4) * wanted.abs().max():
         refuse(f"--model {name}: its logits are not head(hidden), {config.model_type} scales or caps them")
     named = (getattr(x, "eos_token_id", None) for x in (tokenizer, config, model.generation_config))
@@ -220,8 +224,13 @@ def encode_problems(cfg, model, tokenizer, sets):
     """[(name, problems), …] with each problem's "prompt" ids; those too long are dropped and counted.
     The first set is for training, the others are cut to cfg.eval_problems."""
     form = cfg.prompt_format, cfg.system, cfg.chat_template
-    room = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-    limit, kept = min(cfg.max_prompt_tokens, room - cfg.max_new_tokens), []
+    text = model.config.get_text_config()
+    room, rope = getattr(text, "max_position_embeddings", None), getattr(text, "rope_parameters", None)
+    if rope and rope.get("rope_type") == "longrope":    # beyond it every angle changes, cached ones too
+        room = rope["original_max_position_embeddings"]
+    limit, kept = min(cfg.max_prompt_tokens, (room or math.inf) - cfg.max_new_tokens), []
+    if cfg.grad_checkpoint and not model.supports_gradient_checkpointing:
+        refuse(f"--grad_checkpoint True: {model.config.model_type} cannot recompute its layers")
     if limit < 1:
         refuse(f"--max_new_tokens {cfg.max_new_tokens} leaves no room for a prompt in {room} positions")
     for name, problems in sets if cfg.eval_problems else sets[:1]:

@@ -19,9 +19,11 @@ SHARED = os.path.join(ROOT, "..", "shared", "data")
 
 
 def random_model(kind="llama", seed=0, vocab=31, dtype=torch.float32, **changes):
-    """A two-layer model with weights large enough that its choices are far from uniform."""
+    """A two-layer model, or one of the config `kind`, with weights so large that its choices are far from uniform."""
     torch.manual_seed(seed)
-    if kind in ("llama", "eager"):                      # eager attention adds masks up instead of applying them
+    if not isinstance(kind, str):
+        config = kind
+    elif kind in ("llama", "eager"):                      # eager attention adds masks up instead of applying them
         config = LlamaConfig(**dict(dict(
             vocab_size=vocab, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
             num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=True, bos_token_id=None,

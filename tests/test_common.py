@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, random_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoTokenizer, DynamicCache
 
 from common import (answers_equal, batch_of, check_answer, draws, encode_prompt, extract_answer, learning_rate,
                     load_model, load_problems, new_cache, pass_at_k)
@@ -65,33 +65,6 @@ def test_load_model_with_many_ends_a_padded_head_and_dropout(tmp_path):
     assert eos_ids.tolist() == [0, 7, 9] and V == len(tokenizer) < 128      # id 127 is past the tokenizer's last
     ids = torch.tensor([[5, 6, 7]])
     assert torch.equal(model.train()(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
-
-
-def test_models_whose_logits_are_not_the_heads_are_refused(tmp_path, capsys):
-    """Granite divides its logits, Cohere and Gemma-2 scale or cap them: head(hidden) would be another distribution."""
-    from transformers import GraniteConfig
-    model = AutoModelForCausalLM.from_config(GraniteConfig(
-        vocab_size=128, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, logits_scaling=8., bos_token_id=None, eos_token_id=2, pad_token_id=None))
-    model.save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(f"{TINY}/learner").save_pretrained(tmp_path)
-    with pytest.raises(SystemExit):
-        load_model(str(tmp_path))
-    assert "logits are not head(hidden)" in capsys.readouterr().err
-
-
-def test_models_that_decode_otherwise_are_refused(tmp_path, capsys):
-    """Recurrent states are no key-value cache: left alone they end in a traceback, or silently in other text."""
-    from transformers import MambaConfig, RwkvConfig
-    for i, config in enumerate((
-            MambaConfig(vocab_size=128, hidden_size=16, num_hidden_layers=2, eos_token_id=2, bos_token_id=None),
-            RwkvConfig(vocab_size=128, hidden_size=16, num_hidden_layers=2, eos_token_id=2, bos_token_id=None))):
-        folder = str(tmp_path / str(i))
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(f"{TINY}/learner").save_pretrained(folder)
-        with pytest.raises(SystemExit):
-            load_model(folder)
-        assert "does not decode with an ordinary key-value cache" in capsys.readouterr().err
 
 
 def test_growing_cache_is_dynamic_cache():
