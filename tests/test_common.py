@@ -3,13 +3,14 @@ import json
 import math
 import os
 import random
-import threading
-import time
+import resource
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from conftest import TINY, random_model
+from test_saving import in_child
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from common import (answers_equal, batch_of, check_answer, draws, encode_prompt, extract_answer, learning_rate,
@@ -53,18 +54,15 @@ HOSTILE = [text * n for text, n in (
 def test_hostile_answers_take_no_time_off_the_main_thread():
     """No symbolic algebra to hang in (Math-Verify issue65; verl PR5839; simpleRL issue95), so no alarm, which only the
     main thread could set (trl PR5281; compose-rl issue38)."""
-    found = []
+    texts = [t for text in HOSTILE for t in (text, f"\\boxed{{{text}}}")]
 
     def check():
-        start = time.process_time()
-        for text in HOSTILE:
-            found.extend(check_answer(t, "1") for t in (text, f"\\boxed{{{text}}}"))
-            found.append(answers_equal(text, text + "0"))
-        found.append(time.process_time() - start)
-    thread = threading.Thread(target=check, daemon=True)
-    thread.start()
-    thread.join(30)
-    assert len(found) == 3 * len(HOSTILE) + 1 and not any(found[:-1]) and found[-1] < 5
+        resource.setrlimit(resource.RLIMIT_CPU, (5, 5))         # seconds, past which it is killed
+        with ThreadPoolExecutor(1) as pool:
+            found = [*pool.map(check_answer, texts, ["1"] * len(texts)),
+                     *pool.map(answers_equal, texts, [text + "0" for text in texts])]
+        assert len(found) == 4 * len(HOSTILE) and not any(found)
+    assert os.waitpid(in_child(check), 0)[1] == 0
 
 
 def test_check_answer_takes_any_of_a_list():
