@@ -218,7 +218,7 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
         on_cpu = torch.arange(first, min(first + max_rows, N))  # gate is there too: no sync to index it
         batch = prompts[first // G:on_cpu[-1] // G + 1]
         P = max(map(len, batch))
-        ids = torch.tensor([[0] * (P - len(p)) + p for p in batch], device=device)
+        ids = torch.tensor([[0] * (P - len(p)) + p for p in batch], device=device)  # 0: masked by place
         mask = torch.tensor([[0] * (P - len(p)) + [1] * len(p) for p in batch], device=device)
         position, cache = (mask.cumsum(1) - 1).clamp(min=0), new_cache(model.config, P + T)
         hidden = body(inputs_embeds=embed(ids), attention_mask=mask, position_ids=position, cache=cache,
@@ -310,7 +310,7 @@ def policy_loss(logp, old, advantage, mask, clip_low, clip_high, objective="grpo
 def k3(logp, ref):
     """KL(pi || ref) of each token, estimated by exp(d) - d - 1 >= 0, d = log ref - log pi."""
     d = (ref - logp).clamp(-20, 20)             # clamped before exp: one improbable token must not overflow
-    return d.exp() - d - 1
+    return d.exp() - d - 1                      # as a loss, on policy, it pulls as KL(ref || pi) does
 
 
 def reduce(lengths, group, aggregation):

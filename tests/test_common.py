@@ -3,11 +3,14 @@ import json
 import math
 import os
 import random
+import resource
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from conftest import TINY, random_model
+from test_saving import in_child
 from transformers import AutoTokenizer, DynamicCache
 
 from common import (answers_equal, batch_of, check_answer, draws, encode_prompt, extract_answer, learning_rate,
@@ -38,8 +41,28 @@ def test_extract_answer(text, answer):
     ("15", "5", False), ("5", "15", False), ("", "", False), ("x", "x", True), ("1e400", "1", False),
     ("9" * 4000, "9" * 3999, False), ("1/0", "1", False), ("2**9", "512", False), ("inf", "1", False)])
 def test_answers_equal(pred, gold, equal):
-    """Equality, never a substring (pytorch/rl PR3542); text is compared, never evaluated."""
+    """Equality, never a substring (pytorch/rl PR3542; tiny-grpo); text is compared, never evaluated."""
     assert answers_equal(pred, gold) is equal
+
+
+HOSTILE = [text * n for text, n in (
+    ("9**9**9**9", 1), ("1", 10 ** 5), ("\\boxed{", 10 ** 5), ("{", 10 ** 5), ("1/", 10 ** 5), ("1,", 10 ** 5),
+    ("\\frac{", 10 ** 5), ("(", 10 ** 5), ("#### ", 10 ** 5), ("####" + " " * 10 ** 5, 1), ("1e999999999", 1),
+    ("\\$", 10 ** 5), ("-", 10 ** 5), ("0." + "3" * 10 ** 5, 1), ("x^x^x=0", 1), ("factorial(10**9)", 1))]
+
+
+def test_hostile_answers_take_no_time_off_the_main_thread():
+    """No symbolic algebra to hang in (Math-Verify issue65; verl PR5839; simpleRL issue95), so no alarm, which only the
+    main thread could set (trl PR5281; compose-rl issue38)."""
+    texts = [t for text in HOSTILE for t in (text, f"\\boxed{{{text}}}")]
+
+    def check():
+        resource.setrlimit(resource.RLIMIT_CPU, (5, 5))         # seconds, past which it is killed
+        with ThreadPoolExecutor(1) as pool:
+            found = [*pool.map(check_answer, texts, ["1"] * len(texts)),
+                     *pool.map(answers_equal, texts, [text + "0" for text in texts])]
+        assert len(found) == 4 * len(HOSTILE) and not any(found)
+    assert os.waitpid(in_child(check), 0)[1] == 0
 
 
 def test_check_answer_takes_any_of_a_list():
@@ -48,7 +71,7 @@ def test_check_answer_takes_any_of_a_list():
 
 
 def test_load_model_names_every_end_and_silences_dropout():
-    """All EOS ids of tokenizer, config and generation config (trl PR7039); layer checkpointing needs train()."""
+    """Layer checkpointing needs train(), in which no dropout may act."""
     model, tokenizer, eos_ids, V = load_model(f"{TINY}/learner")
     assert eos_ids.tolist() == [tokenizer.eos_token_id] and V == len(tokenizer)
     ids = torch.tensor([[5, 6, 7]])
@@ -56,6 +79,8 @@ def test_load_model_names_every_end_and_silences_dropout():
 
 
 def test_load_model_with_many_ends_a_padded_head_and_dropout(tmp_path):
+    """All EOS ids of tokenizer, config and generation config (trl PR7039; compose-rl PR31), no id past the tokenizer's
+    last (vllm issue13175)."""
     tokenizer = AutoTokenizer.from_pretrained(f"{TINY}/learner")
     model = random_model(vocab=128, attention_dropout=.5)
     model.config.eos_token_id, model.generation_config.eos_token_id = [0, 7], [7, 9, 127]
@@ -82,7 +107,8 @@ def test_growing_cache_is_dynamic_cache():
 
 
 def test_prompts_have_one_bos(tmp_path):
-    """The template writes the BOS itself; encoding its text must not add another (open-r1 PR462, tiny-grpo)."""
+    """The template, if there is one, is used (theLMbook) and writes the BOS itself; encoding its text must not add
+    another (open-r1 PR462; vllm PR27515; tiny-grpo)."""
     tokenizer = AutoTokenizer.from_pretrained(f"{TINY}/learner")
     assert encode_prompt(tokenizer, "Tom has 3 pens.") == tokenizer("Tom has 3 pens.\n").input_ids
     assert encode_prompt(tokenizer, "Tom has 3 pens.", chat_template="none") == tokenizer("Tom has 3 pens.").input_ids

@@ -32,6 +32,7 @@ def refused(capsys, monkeypatch, *argv):
     ('{"question": "q", "answer": "BC", "choices": ["x", "y", "z"]}', "line 1: the answer is neither"),
     ('{"question": "q", "answer": "z", "choices": ["x", "y"]}', "line 1: the answer is neither")])
 def test_bad_problem_files(tmp_path, capsys, monkeypatch, text, reason):
+    """A gold that cannot be read stops the run, it earns no reward (open-r1 PR566; cookbook issue335)."""
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
     said = refused(capsys, monkeypatch, "--data", str(path))
@@ -49,6 +50,7 @@ def test_bad_problem_files(tmp_path, capsys, monkeypatch, text, reason):
     (["--resume", "nowhere"], "nowhere"), (["--lr", "-1"], "at least 0"), (["--warmup", "-1"], "at least 0"),
     (["--device", "gpu"], "--device gpu: not available"), (["--prompt_format", "Solve it."], "must hold {question}"), (["--data", "owner/name"], "pip install datasets")])
 def test_bad_flags(capsys, monkeypatch, argv, reason):
+    """A group of one (ms-swift issue3980), sizes that do not divide (trl issue2858): a sentence each."""
     assert reason in refused(capsys, monkeypatch, *argv)
 
 
@@ -107,6 +109,15 @@ def test_help_prints(capsys):
     with pytest.raises(SystemExit) as stop:
         ngrpo.main(["--help"])
     assert stop.value.code == 0 and "--mix_rate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("preset", ["one_gpu", "paper"])
+def test_prompt_asks_for_what_the_checker_reads(preset):
+    """A model never told to box its answer earns nothing for ever (open-r1 issue235)."""
+    cfg, _ = common.parse_config(ngrpo.Config, ngrpo.PRESETS, ["--preset", preset])
+    asked = cfg.prompt_format.format(question="What is 2 + 3?")
+    assert asked.startswith("What is 2 + 3? ") and asked.endswith("the final answer within \\boxed{}.")
+    assert common.check_answer(asked.replace("{}", "{5}"), "5")
 
 
 def test_tiny_folder_is_where_the_defaults_point():

@@ -1,5 +1,6 @@
 """N-GRPO against oracles written from the paper: numpy in float64, brute force, full recomputation."""
 import doctest
+import functools
 import itertools
 import math
 from types import SimpleNamespace
@@ -8,6 +9,8 @@ import numpy as np
 import plain
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import ngrpo
 from common import micro_batches
@@ -67,6 +70,7 @@ def by_hand(s, tokens, lengths, mixed, temperature=.8):
 
 
 def test_docstring_example():
+    """The numbers in the docstring are what its lines print (nano-aha's were not)."""
     assert doctest.testmod(ngrpo).failed == 0 and doctest.testmod(ngrpo).attempted >= 5
 
 
@@ -206,9 +210,12 @@ def test_top_p_keeps_the_smallest_set_that_reaches_p():
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-4), (torch.float64, 1e-11)])
 def test_method_off_is_plain_sampling(setup, kind, dtype, tolerance):
-    """Same tokens and log-probs as full recomputation: mixed prompt lengths, EOS inside a prompt, two EOS ids,
-    T not 1, rows that end at different steps. GPT-2 has absolute positions (trl issue6800, PR2708, PR4970)."""
+    """Same tokens and log-probs as full recomputation: mixed prompt lengths (trl PR2708; nanoGRPO), EOS inside a prompt
+    (trl PR4970; tiny-grpo), two EOS ids (trl PR7039; compose-rl PR31), T not 1, rows that end at different steps, a
+    generation config that nothing may heed (ms-swift PR3135; trl PR3494; transformers use_model_defaults; nanochat,
+    minimind). GPT-2 has absolute positions (trl issue6800, trlx PR509)."""
     s = setup(kind, dtype)
+    s.model.generation_config.update(do_sample=True, temperature=.1, top_k=1, top_p=.1, repetition_penalty=9.)
     for more in (dict(), dict(max_rows=3), dict(gate=torch.zeros_like(s.gate))):
         tokens, logps, lengths, mixed = run(s, **(mixing(s) | more if "gate" in more else more))
         assert len(mixed["row"]) == 0 and len(set(lengths.tolist())) > 2
@@ -219,7 +226,7 @@ def test_method_off_is_plain_sampling(setup, kind, dtype, tolerance):
 
 
 def test_ids_past_the_tokenizer_are_never_sampled(setup):
-    """A head padded beyond the last id: vllm issue13175. The distribution over the rest is what is scored."""
+    """A head padded beyond the last id (vllm issue13175, OpenRLHF issue1117): the rest is what is drawn and scored."""
     s = setup()
     s.V = 9
     tokens, logps, lengths, _ = run(s)
@@ -243,9 +250,14 @@ def test_gate_and_records(setup, rate):
 
 
 def test_rows_do_not_depend_on_their_company(setup):
-    """Compaction, row cap and batch split change no row: a release defect trained rows on foreign records."""
-    s = setup(dtype=torch.float64)
+    """Compaction, row cap and batch split change no row: a release defect trained rows on foreign records. Rows that
+    have ended do leave the batch (trl issue2610)."""
+    s, sizes = setup(dtype=torch.float64), []
+    hook = s.model.base_model.register_forward_pre_hook(
+        lambda _, args, how: sizes.append(len(how["inputs_embeds"])), with_kwargs=True)
     whole = run(s, **mixing(s))
+    hook.remove()
+    assert sizes[:2] == [3, 12] and sizes[1:] == sorted(sizes[1:], reverse=True) and sizes[-1] < 6
     for cap in (1, 3, 5):
         part = run(s, max_rows=cap, **mixing(s))
         assert torch.equal(whole[0], part[0]) and torch.equal(whole[2], part[2])
@@ -285,7 +297,8 @@ def test_labels_of_mixed_steps(setup):
 @pytest.mark.parametrize("mixer", [None, "neighbour", "soft", "gaussian"])
 def test_training_forward_matches_the_rollout(setup, kind, mixer):
     """Sampler and trainer agree to 1e-4 under left and right padding, EOS in a prompt, T .8 and mixed inputs, and
-    both agree with one unpadded forward a row (trl PR2708, issue4159; simple_GRPO, minimind, beyond-nanogpt)."""
+    both agree with one unpadded forward a row (trl PR2708, PR4970, issue4159; open-instruct PR1678; tiny-grpo,
+    simple_GRPO, minimind, beyond-nanogpt). The last EOS is one of the tokens (unsloth-zoo PR832; nanochat)."""
     s = setup(kind)
     out = run(s, **(mixing(s, mixer=mixer) if mixer else {}))
     logp, entropy, mask = rescored(s, out)
@@ -304,13 +317,21 @@ def test_training_forward_matches_the_rollout(setup, kind, mixer):
             assert (rescored(s, out, mixed=moved)[0] - sampled).abs().max() > .01
 
 
-def test_padding_and_company_do_not_reach_a_rows_log_probs(setup):
-    """Any subset, in any order, gives the same row; what lies in the padding does not matter (trl PR6654)."""
-    s = setup(dtype=torch.float64)
+def test_padding_and_company_do_not_reach_a_rows_log_probs(setup, monkeypatch):
+    """Any subset, in any order, gives the same row, padded to its own longest (trl PR3495); what lies in the padding
+    does not matter (trl PR6654)."""
+    s, widths = setup(dtype=torch.float64), []
     out = run(s, **mixing(s))
     logp = rescored(s, out)[0]
     for rows in ([7], [11, 0, 5], list(range(12))[::-1]):
         torch.testing.assert_close(rescored(s, out, rows=rows)[0], logp[rows], atol=1e-12, rtol=0)
+    monkeypatch.setattr(ngrpo, "pad_sequence", functools.partial(ngrpo.pad_sequence, padding_value=7))
+    s.model.base_model.register_forward_pre_hook(
+        lambda _, args, how: widths.append(how["inputs_embeds"].shape[1]), with_kwargs=True)
+    for rows in (list(range(12)), [0, 9]):
+        torch.testing.assert_close(rescored(s, out, rows=rows)[0], logp[rows], atol=1e-12, rtol=0)
+        assert widths[-1] == max(len(s.prompts[r // s.G]) + int(out[2][r]) for r in rows)
+    assert widths[0] > widths[1]
 
 
 def test_noise_is_recorded(setup):
@@ -332,8 +353,28 @@ def test_entropy_and_chunks():
     torch.testing.assert_close(list(small)[0], logp)
 
 
+def test_no_tensor_holds_the_logits_of_all_tokens(setup, monkeypatch):
+    """Not of a prompt, and of completions neither made nor kept beyond a chunk, here 20 of 114 tokens, that backward
+    makes again (trl issue3678, PR2773; OpenRLHF PR718)."""
+    made, kept, V = [], [], 2000
+    s, lengths = setup(vocab=V), torch.arange(4, 16)
+    monkeypatch.setattr(ngrpo, "token_logps", functools.partial(token_logps, chunk_logits=20 * V))
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **kwargs or {})
+            made.extend(v.numel() for v in tree_leaves(out) if torch.is_tensor(v))
+            return out
+    with Watch(), torch.autograd.graph.saved_tensors_hooks(lambda v: kept.append(v.numel()) or v, lambda v: v):
+        logp, _, mask = score(s.model, [torch.arange(n + 2) for n in lengths], lengths, list(range(12)),
+                              dict(row=torch.zeros(0, dtype=torch.long)), V, 1.)
+        assert max(made) == 20 * V > max(kept)
+        logp.sum().backward()
+    assert max(made) == 20 * V and mask.sum() == 114 and s.head.weight.grad.abs().max() > 0
+
+
 def test_head_is_float32_under_autocast():
-    """A bfloat16 head is off by hundredths (trl PR2669, open-instruct PR1387)."""
+    """A bfloat16 head is off by hundredths (trl PR2669; open-instruct PR1387; flow_grpo issue204)."""
     hidden, head = torch.randn(64, 32) * 4, torch.nn.Linear(32, 50, bias=False)
     wanted = (hidden @ head.weight.T).log_softmax(-1)
     with torch.autocast("cpu", torch.bfloat16):
@@ -344,16 +385,18 @@ def test_head_is_float32_under_autocast():
 # --- advantages, loss, aggregation (oracles 9, 10, 11, 14, 15, 16) ---
 
 def test_advantages_closed_forms():
+    """By hand; no spread is exactly 0, no NaN (RLinf issue273), no tiny std that blows rounding up (NeMo-RL PR4161)."""
     r = torch.tensor([[1., 0, 0, 0], [1., 1, 0, 0], [.35, .35, .35, .35], [0., 0, 0, 0]])
     wanted = torch.tensor([[1.5, -.5, -.5, -.5], [.8660254, .8660254, -.8660254, -.8660254], [0.] * 4, [0.] * 4])
     torch.testing.assert_close(advantages(r), wanted, atol=1e-5, rtol=0)
-    for value, n in ((.3, 6), (.7, 12)):                # float32 means of these are off: NeMo-RL PR4161, x4000
+    for value, n in ((.3, 6), (.7, 12)):                # float32 means of these are off
         assert advantages(torch.full((1, n), value)).abs().max() == 0
     assert torch.equal(advantages(torch.tensor([[1., 0.]])).sign(), torch.tensor([[1., -1.]]))
 
 
 def test_advantages_stay_within_a_group():
-    """Groups are by index, never by text: a repeated question is two groups (GRPO-Zero, nanoGRPO, trl issue2858)."""
+    """Neither over the batch (grpo-flat issue2; d1 issue19; flow_grpo issue46) nor by text: one question asked twice is
+    two groups (GRPO-Zero)."""
     both = advantages(torch.tensor([[1., 0, 0, 0], [1., 1, 1, 0]]))
     assert torch.equal(both[0], advantages(torch.tensor([[1., 0, 0, 0]]))[0])
     assert abs(both.sum()) < 1e-5
@@ -362,7 +405,8 @@ def test_advantages_stay_within_a_group():
 @pytest.mark.parametrize("ratio", [.5, .79, .81, 1., 1.19, 1.21, 2.])
 @pytest.mark.parametrize("A", [-1.5, 1.5])
 def test_clip_table(ratio, A):
-    """Every sign of A and side of the clip, value and gradient: rasbt PR240 blocked the wrong side for A < 0."""
+    """Every sign of A and side of the clip, value and gradient: for A < 0 the other side is held (rasbt
+    reasoning-from-scratch PR240; trl PR6078)."""
     logp = torch.tensor([[math.log(ratio)]], requires_grad=True)
     loss, clipped = policy_loss(logp, torch.zeros(1, 1), torch.tensor([A]), torch.ones(1, 1, dtype=torch.bool), .2, .2)
     loss.sum().backward()
@@ -380,7 +424,7 @@ def test_clip_higher():
 
 def test_first_pass_loss_is_zero_and_its_gradient_is_reinforce(setup):
     """Ratio 1, clip 0, loss 0, and yet the gradient is -sum A grad log pi: "loss is 0" is the field's oldest
-    question (trl issue2703; unsloth issue2291)."""
+    question (trl issue2703, issue3452; open-r1 issue239; unsloth issue2291; simple_GRPO issue33)."""
     s = setup(dtype=torch.float64)
     out = run(s, **mixing(s))
     lengths, mixed = out[2], out[3]
@@ -423,17 +467,43 @@ def test_gradient_reaches_the_rows_of_a_mixture_and_not_its_weights(setup):
 
 
 def test_kl_estimator_against_the_exact_kl():
-    """On eight symbols: the mean of k3 under pi is KL(pi || ref), not its negative (rlhf-book), zero at equality."""
+    """On eight symbols: the mean of k3 under pi is KL(pi || ref), not its negative (rlhf-book, its issue489), zero at
+    equality."""
     g = torch.Generator().manual_seed(0)
     logp, ref = (torch.randn(8, generator=g, dtype=torch.float64).mul(1.5).log_softmax(0) for _ in range(2))
     exact = (logp.exp() * (logp - ref)).sum()
     assert abs((logp.exp() * k3(logp, ref)).sum() - exact) < 1e-9 and (k3(logp, ref) >= 0).all()
     assert k3(logp, logp).abs().max() == 0
-    assert torch.isfinite(k3(torch.tensor(-200.), torch.tensor(0.)))                    # trl issue3015
+
+
+def test_gradient_of_the_kl_estimator():
+    """Of k3 under pi it is that of KL(ref || pi), a biased one (verl PR2953; OpenRLHF PR1101), yet it pulls: that of
+    log pi - log ref is zero (rasbt)."""
+    g = torch.Generator().manual_seed(0)
+    z, ref = torch.randn(2, 8, generator=g, dtype=torch.float64)
+    z, ref = z.requires_grad_(), ref.log_softmax(0)
+    logp = z.log_softmax(0)
+    drawn = logp.exp().detach()
+    got, wanted, none = (torch.autograd.grad(v.sum(), z, retain_graph=True)[0] for v in (
+        drawn * k3(logp, ref), ref.exp() * (ref - logp), drawn * (logp - ref)))
+    torch.testing.assert_close(got, wanted)
+    assert got.abs().max() > .05 and none.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("gap", [-300., -90., 90., 300.])
+def test_improbable_tokens_do_not_overflow(gap):
+    """exp(90) is infinite in float32: log-ratios are clamped before exp, and then no gradient is NaN either (trl
+    issue3015, PR6637; OpenRLHF PR1335; NeMo-RL PR876)."""
+    for A in (-1., 1.):
+        logp = torch.tensor([[gap]], requires_grad=True)
+        loss, _ = policy_loss(logp, torch.zeros(1, 1), torch.tensor([A]), torch.ones(1, 1), .2, .2)
+        (loss + k3(logp, torch.zeros(1, 1))).sum().backward()
+        assert loss.isfinite() and logp.grad.isfinite()
 
 
 def test_aggregations_on_an_example():
-    """Two groups of two rows with 1, 3 and 2, 2 tokens; a loss of 1 on the first token of the first row only."""
+    """Two groups of two rows with 1, 3 and 2, 2 tokens: whether length weighs, and that each name does what it says
+    (trl PR3138; verl PR2435; understand-r1-zero issue11; beyond-nanogpt's flags do the opposite)."""
     lengths = torch.tensor([1, 3, 2, 2])
     assert reduce(lengths, 2, "sequence").tolist() == pytest.approx([1 / 4, 1 / 12, 1 / 8, 1 / 8])
     assert reduce(lengths, 2, "group").tolist() == pytest.approx([1 / 8] * 4)
@@ -445,6 +515,7 @@ def test_aggregations_on_an_example():
 
 
 def test_gspo_ratio_is_the_geometric_mean():
+    """Of a row, only where it is asked for: the ratio of GRPO is a token's (reasoning-from-scratch issue243)."""
     logp = torch.tensor([[.1, -.3, .5], [.2, 9., 9.]])
     mask = torch.tensor([[True, True, True], [True, False, False]])
     A = torch.tensor([1., -1.])
@@ -452,27 +523,30 @@ def test_gspo_ratio_is_the_geometric_mean():
     assert loss[0].tolist() == pytest.approx([-math.exp(.1)] * 3) and loss[1, 0].item() == pytest.approx(math.exp(.2))
     one = [policy_loss(logp[:, :1], torch.zeros(2, 1), A, mask[:, :1], .2, .2, o)[0] for o in ("grpo", "gspo")]
     assert torch.equal(*one)                            # of length 1 they are the same
+    ratios = -policy_loss(logp[:1], torch.zeros(1, 3), torch.ones(1), mask[:1], 9., 9.)[0]
+    assert ratios[0].tolist() == pytest.approx([math.exp(x) for x in (.1, -.3, .5)])
     clipped = policy_loss(logp, torch.zeros(2, 3), A.abs(), mask, .1, .01, "gspo")[1]
     assert clipped.sum() == mask.sum()                  # padding is never counted as clipped
 
 
 def test_micro_batches_cover_each_row_once():
+    """Within a budget of tokens, padding counted, longest first so that little is padded (trl PR3495, issue3017)."""
     sequences = [[0] * n for n in (5, 30, 2, 8, 8, 1)]
     for budget in (1, 16, 40, 1000):
         cut = list(micro_batches(torch.arange(6), sequences, budget))
         assert sorted(itertools.chain(*cut)) == list(range(6))
         assert all(len(c) == 1 or len(c) * max(len(sequences[r]) for r in c) <= budget for c in cut)
+        assert [len(sequences[r]) for c in cut for r in c] == [30, 8, 8, 5, 2, 1]
 
 
 # --- evaluation (oracle 17) ---
 
 def test_evaluation_counts(monkeypatch, setup):
-    """pass@1, its standard error and pass@k from known right and wrong samples."""
-    right = [[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]]
-    s, flat = setup(), iter(sum(right, []))
-    monkeypatch.setattr(ngrpo, "decode", lambda *_: [""] * 12)
-    monkeypatch.setattr(ngrpo, "reward", lambda *_: float(next(flat)))
-    problems = [dict(prompt=p, answer="") for p in s.prompts]
+    """pass@1, its standard error and pass@k of known samples, each held against its own problem (nanoGRPO)."""
+    right, s = [[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], setup()
+    monkeypatch.setattr(ngrpo, "decode", lambda *_: [
+        f"\\boxed{{{i if ok else 9}}}" for i, row in enumerate(right) for ok in row])
+    problems = [dict(prompt=p, answer=str(i)) for i, p in enumerate(s.prompts)]
     got = evaluate(s.model, None, problems, 4, [2, 4], 3, 1., 1., head=s.head, eos_ids=s.eos, V=s.V)
     assert got["pass@1"] == pytest.approx(5 / 12) and got["pass@2"] == pytest.approx((.5 + 1 + 0) / 3)
     assert got["pass@4"] == pytest.approx(2 / 3)

@@ -47,7 +47,8 @@ def test_ids_survive_the_reload():
 
 @pytest.mark.parametrize("world", ["easy_", "rephrase/", "explore/"])
 def test_train_and_test_share_no_sum(world):
-    """Disjoint by numbers and operations, not only by text; and the files are what the seed makes."""
+    """Disjoint by numbers and operations, not only by text, so that held out is held out (trl PR5790); and the files
+    are what the seed makes."""
     train, test = ({(r["id"].split("-")[0], r["worked"]) for r in rows(world + n + ".jsonl")} for n in ("train", "test"))
     assert len(train) == 1200 and len(test) == 320 and not train & test
     for row in rows(world + "train.jsonl") + rows(world + "test.jsonl"):
