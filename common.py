@@ -25,7 +25,7 @@ import transformers
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 from transformers.hf_argparser import HfArgumentParser
 
 
@@ -131,7 +131,7 @@ def load_model(name, device="cpu", dtype=torch.float32):
 def check_cache(name, model, ids):
     """Refuse a model that does not decode two ids as it reads them at once: the second by the cache, padding
     before the first. Recurrent and hybrid models do not, nor do those that ignore a mask."""
-    cache, mask = new_cache(model.config, 2), torch.tensor([[0, 1, 1]], device=ids.device)
+    cache, mask = new_cache(2), torch.tensor([[0, 1, 1]], device=ids.device)
     how = dict(cache=cache, use_cache=True)
     try:
         model.base_model(input_ids=F.pad(ids[:1], (1, 0))[None], attention_mask=mask[:, :2],
@@ -187,9 +187,8 @@ def decode_mask(config, mask):
     return mask if plain else mask[:, None, None]
 
 
-def new_cache(config, room):
-    return DynamicCache() if has_sliding_layers(config) else Cache(
-        layer_class_to_replicate=partial(GrowingLayer, room))
+def new_cache(room):
+    return Cache(layer_class_to_replicate=partial(GrowingLayer, room))
 
 
 def memory_estimate(model, cfg, length):

@@ -220,7 +220,7 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
         P = max(map(len, batch))
         ids = torch.tensor([[0] * (P - len(p)) + p for p in batch], device=device)  # 0: masked by place
         mask = torch.tensor([[0] * (P - len(p)) + [1] * len(p) for p in batch], device=device)
-        position, cache = (mask.cumsum(1) - 1).clamp(min=0), new_cache(model.config, P + T)
+        position, cache = (mask.cumsum(1) - 1).clamp(min=0), new_cache(P + T)
         hidden = body(inputs_embeds=embed(ids), attention_mask=mask, position_ids=position, cache=cache,
                       use_cache=True).last_hidden_state[:, -1]
         rows, parent = on_cpu.to(device), (on_cpu // G - first // G).to(device)

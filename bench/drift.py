@@ -82,7 +82,7 @@ def measure(model, eos_ids, V, prompts, mixers, T, seed=1, temperature=1., greed
     torch.manual_seed(seed)                                             # of the noise and the random words
     for i, (prompt, n) in enumerate(zip(prompts, lengths.tolist())):
         ids, P = torch.cat([torch.tensor(prompt, device=device), tokens[i, :n]]), len(prompt)
-        x, cache = embed(ids)[None], new_cache(model.config, len(ids) + span)
+        x, cache = embed(ids)[None], new_cache(len(ids) + span)
         hidden = model.base_model(inputs_embeds=x, cache=cache, use_cache=True).last_hidden_state[0]
         plain = vocab_logps(hidden[P - 1:-1], head, V, temperature)     # row t: what token t was drawn from
         likeliest.append(plain.argmax(-1) == ids[P:])

@@ -94,7 +94,7 @@ def test_load_model_with_many_ends_a_padded_head_and_dropout(tmp_path):
 
 def test_growing_cache_is_dynamic_cache():
     model, ids = random_model(), torch.randint(0, 31, (3, 40))
-    caches = [DynamicCache(), new_cache(model.config, 40)]
+    caches = [DynamicCache(), new_cache(40)]
     with torch.no_grad():
         for part in (ids[:, :20], ids[:, 20:21], ids[:, 21:39]):
             a, b = (model(input_ids=part, cache=c, use_cache=True).logits for c in caches)

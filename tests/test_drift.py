@@ -26,7 +26,7 @@ def test_perturbs_as_rollout_does(setup, kind, mixer):
     ids = torch.tensor(prompt + tokens[0].tolist())
     at = torch.tensor([len(prompt) + step])
     with torch.no_grad():
-        cache = drift.new_cache(s.model.config, 99)                 # of the unmixed text, as in measure
+        cache = drift.new_cache(99)                 # of the unmixed text, as in measure
         hidden = s.model.base_model(input_ids=ids[None], cache=cache, use_cache=True).last_hidden_state[0]
         logp = vocab_logps(hidden[at - 1], s.head, s.V, .8)
         torch.manual_seed(int(s.u[0, 0] * 2 ** 31))             # as rollout seeds its noise
