@@ -10,9 +10,12 @@ A B, so that a drift of the machine cancels, and the median of --repeats rounds 
     neighbour_table  ngrpo.nearest for all rows of a random table: milliseconds, most extra bytes at once;
                      on a CPU one chunk of anchors is timed, and the milliseconds are extrapolated
     largest_tensor   N*T*V over the largest result of any operator in an update, recomputation included
+    saved_head       bytes kept for backward by F.linear, log_softmax and gather over those ngrpo.token_logps
+                     keeps: one row of 512 tokens, SmolLM2's sizes
+    saved_update     the same of an update's forward, the plain one over ours with --grad_checkpoint
 
     python bench/speed.py --model FOLDER                        SmolLM2-135M-Instruct: an hour on two cores
-    python bench/speed.py                                       what needs no real model: a minute
+    python bench/speed.py                                       what needs no real model: two minutes
     python bench/speed.py --model FOLDER --quick --repeats 1    does it all run? five minutes
 
 Leave the machine to it meanwhile. Every figure appends a JSON line to --out.
@@ -30,6 +33,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 import transformers
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -40,6 +44,7 @@ import ngrpo  # noqa: E402
 
 FORMAT = "{question}\nLet's think step by step and output the final answer within \\boxed{{}}."
 GSM8K = os.path.join(ROOT, "..", "shared", "data", "gsm8k_test.jsonl")
+NEED_MODEL = ("rollout_real", "mixing_overhead", "largest_tensor")
 
 
 def clock(f):
@@ -61,8 +66,13 @@ def record(args, figure, value, unit, wanted="", **fields):
                 **where, cores=os.cpu_count(), load=os.getloadavg()[0], date=time.strftime("%Y-%m-%d %H:%M"))
     with open(args.out, "a") as f:
         f.write(json.dumps(line) + "\n")
-    args.table.append(f"{figure:30} {value:10.4g} {unit:18} {wanted and 'wanted ' + wanted}")
-    print(args.table[-1], flush=True)
+    tell(args, f"{figure:30} {value:10.4g} {unit:18} {wanted and 'wanted ' + wanted}")
+
+
+def tell(args, line):
+    """A line on the screen now, and in the table at the end."""
+    args.table.append(line)
+    print(line, flush=True)
 
 
 def load(args, real):
@@ -119,18 +129,26 @@ def rollout_tiny(args):
     compare(args, "rollout_tiny", model, [p["prompt"] for p in problems[:16]], 48, eos_ids, V, total=">= 2")
 
 
+def timer(args):
+    """CPU seconds on a CPU, which a busy machine leaves alone, else the clock."""
+    return time.process_time if args.device == "cpu" else time.time
+
+
 def train(args, loaded, flags, **replaced):
-    """ngrpo.train, nothing saved, every other reward 1; of each step the seconds: whole, rollout, update."""
+    """ngrpo.train, nothing saved. Returns its steps: seconds, of rollout and update too, tokens, dead share.
+    Every other reward is 1, unless another `reward` is among the functions to replace."""
     flags = f"--device {args.device} --group 8 --lr 0 --micro_tokens 4096 {flags}"
     cfg, _ = common.parse_config(ngrpo.Config, ngrpo.PRESETS, flags.split())
-    now = time.process_time if args.device == "cpu" else time.time      # a busy machine leaves CPU seconds alone
-    rewards, marks, steps = itertools.cycle((0., 1.)), [now()], []
+    now, rewards, steps = timer(args), itertools.cycle((0., 1.)), []
+    marks = [now()]
 
     def report(out, kind, step, **fields):                      # the search ahead lies between two reports
         marks.append(now())
-        steps.append((marks[-1] - marks[-2], fields["seconds_rollout"], fields["seconds_update"]))
+        steps.append(dict(
+            seconds=marks[-1] - marks[-2], rollout=fields["seconds_rollout"], update=fields["seconds_update"],
+            tokens=fields["length"].sum().item(), dead=fields["dead"].float().mean().item()))
+    replaced = dict(reward=lambda *_: next(rewards)) | replaced | dict(report=report, stop_on_signal=list)
     replaced |= {name: mock.Mock() for name in ("save_checkpoint", "export_model", "write_line")}
-    replaced |= dict(report=report, reward=lambda *_: next(rewards), stop_on_signal=list)
     with mock.patch.multiple(ngrpo, **replaced):
         ngrpo.train(cfg, *loaded, eval_sets=[], out="", state=None)
     return steps
@@ -141,7 +159,7 @@ def mixing_overhead(args):
     train(args, loaded, "--prompts 2 --max_new_tokens 4 --steps 1")         # warm up
     for seed, rate in itertools.product(range(1, args.repeats + 1), seconds):
         flags = f"--prompts {B} --max_new_tokens {T} --steps 2 --seed {seed} --mix_rate {rate}"
-        seconds[rate].append(train(args, loaded, flags))
+        seconds[rate].append([(s["seconds"], s["rollout"], s["update"]) for s in train(args, loaded, flags)])
     ratio = torch.tensor(seconds[.1]).double() / torch.tensor(seconds[0]).double()     # (rounds, 2 steps, 3)
     value, *parts = (median(r.flatten().tolist()) for r in (
         ratio[..., 0], ratio[:, 0, 0], ratio[:, 1, 0], ratio[..., 1], ratio[..., 2]))
@@ -205,11 +223,81 @@ def neighbour_table(args):
                timed_ms=ms, extra_bytes=extra, table_bytes=table.nbytes)
 
 
-def main():
-    figures = {f.__name__: f for f in (
-        rollout_real, rollout_tiny, mixing_overhead, neighbour_table, largest_tensor)}
-    as_it_is = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_it_is)
+def saved_bytes(f, known):
+    """Bytes kept for the backward of what f() returns, each storage once, those of `known` tensors left out:
+    what autograd packs, and all storages made in f that outlive it. Checkpointing packs by hooks of its own,
+    under which the first count sees a layer's input alone. The second sees what anyone holds, its frames
+    included: nothing can hide. That they agree to 1 % (and the resident set with them) is how we know."""
+    packed, born, known = {}, {}, {t.untyped_storage().data_ptr() for t in known}
+
+    class Births(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            for t in filter(torch.is_tensor, tree_leaves(out)):
+                if (storage := t.untyped_storage()).data_ptr() not in known:
+                    ref = StorageWeakRef(storage)       # while we hold it no other storage gets its cdata
+                    born[ref.cdata] = ref, storage.nbytes()
+            return out
+
+    def pack(t):
+        if (storage := t.untyped_storage()).data_ptr() not in known:
+            packed[storage.data_ptr()] = storage.nbytes()
+        return t
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), Births():
+        loss = f()
+    alive = sum(size for ref, size in born.values() if not ref.expired())
+    loss.backward()                                             # what was kept is enough for it
+    return dict(packed=sum(packed.values()), alive=alive)
+
+
+def compare_saved(args, figure, ours, naive, known, wanted):
+    """Bytes naive() keeps over those ours() keeps: of each one's two counts that which speaks against us."""
+    a, b = saved_bytes(ours, known), saved_bytes(naive, known)
+    record(args, figure, min(b.values()) / max(a.values()), "naive / ours", wanted, ours=a, naive=b)
+
+
+def saved_head(args):
+    head, T = torch.nn.Linear(576, 49152, bias=False, device=args.device), 512
+    hidden = torch.randn(T, 576, device=args.device)
+    targets = torch.randint(49152, (T,), device=args.device)
+
+    def ours():
+        return next(ngrpo.token_logps(hidden.clone().requires_grad_(), targets, head, 49152, 1.)).sum()
+
+    def naive():
+        logits = F.linear(hidden.clone().requires_grad_(), head.weight) / 1.
+        return logits.log_softmax(-1).gather(1, targets[:, None]).sum()
+    compare_saved(args, "saved_head", ours, naive, (head.weight, targets), ">= 20")
+
+
+def saved_update(args):
+    config = transformers.LlamaConfig(          # SmolLM2's sizes; random weights do to count bytes
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+        num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True)
+    config = transformers.AutoConfig.from_pretrained(args.model) if args.model else config
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(args.device).train()
+    V, P, T = config.get_text_config().vocab_size, 64, 448
+    ids, mask = torch.randint(V, (1, P + T), device=args.device), torch.ones(1, T, device=args.device)
+    lengths, mixed = torch.full((1,), T, device=args.device), dict(row=ids[0, :0])
+
+    def loss(logp):
+        return (ngrpo.policy_loss(logp, logp.detach(), mask[:, 0], mask, .2, .2)[0] * mask).sum() / T
+
+    def ours():
+        model.activation_checkpointing_enable()                 # --grad_checkpoint
+        return loss(ngrpo.score(model, ids, lengths, torch.tensor([0]), mixed, V, 1.)[0])
+
+    def naive():
+        model.activation_checkpointing_disable()
+        logits = model(input_ids=ids, use_cache=False).logits[:, P - 1:-1] / 1.
+        return loss(logits.log_softmax(-1).gather(2, ids[:, P:, None])[..., 0])
+    compare_saved(args, "saved_update", ours, naive, (*model.parameters(), *model.buffers(), ids), ">= 8")
+
+
+def main(doc, *functions):
+    """The command line `doc` tells of, and the figures it names."""
+    figures, as_it_is = {f.__name__: f for f in functions}, argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=as_it_is)
     parser.add_argument("--model", help="folder of SmolLM2-135M-Instruct; what needs it is else skipped")
     parser.add_argument("--only", nargs="+", choices=figures, default=list(figures), metavar="FIGURE")
     parser.add_argument("--repeats", type=int, default=5)
@@ -223,7 +311,7 @@ def main():
     transformers.logging.set_verbosity_error()                  # generate warns of the EOS -1
     for name in args.only:
         torch.manual_seed(0)
-        if name in ("rollout_tiny", "neighbour_table") or args.model and os.path.exists(GSM8K):
+        if name not in NEED_MODEL or args.model and os.path.exists(GSM8K):
             figures[name](args)
         else:
             print(f"{name} skipped: it needs --model, and {os.path.relpath(GSM8K)}")
@@ -231,4 +319,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, rollout_real, rollout_tiny, mixing_overhead, neighbour_table, largest_tensor, saved_head,
+         saved_update)
