@@ -13,20 +13,30 @@ A B, so that a drift of the machine cancels, and the median of --repeats rounds 
     saved_head       bytes kept for backward by F.linear, log_softmax and gather over those ngrpo.token_logps
                      keeps: one row of 512 tokens, SmolLM2's sizes
     saved_update     the same of an update's forward, the plain one over ours with --grad_checkpoint
+    where_time_goes  a step in percent, on tiny/learner and on --model (8 prompts x 8, 64 tokens): prefill; of
+                     decoding the layers, the head with its softmax, sampling, mixing, the cache's growth and
+                     compaction, the rest of the loop; text, with grading; score, that is forward; backward;
+                     optimizer, with clipping; other
+    decode_roofline  a decode step of --model, 32 rows at position 256, over the larger of two bounds: its
+                     bytes at this machine's bandwidth, its arithmetic at the rate of a large matrix product
 
     python bench/speed.py --model FOLDER                        SmolLM2-135M-Instruct: an hour on two cores
     python bench/speed.py                                       what needs no real model: two minutes
     python bench/speed.py --model FOLDER --quick --repeats 1    does it all run? five minutes
 
-Leave the machine to it meanwhile. Every figure appends a JSON line to --out.
+Leave the machine to it meanwhile. Every figure appends a JSON line to --out. Whole steps are compared with
+TRL's by bench/against_trl.py.
 """
 import argparse
+import contextlib
+import functools
 import itertools
 import json
 import os
 import re
 import sys
 import time
+from collections import Counter
 from statistics import median
 from unittest import mock
 
@@ -44,7 +54,7 @@ import ngrpo  # noqa: E402
 
 FORMAT = "{question}\nLet's think step by step and output the final answer within \\boxed{{}}."
 GSM8K = os.path.join(ROOT, "..", "shared", "data", "gsm8k_test.jsonl")
-NEED_MODEL = ("rollout_real", "mixing_overhead", "largest_tensor")
+NEED_MODEL = ("rollout_real", "mixing_overhead", "largest_tensor", "decode_roofline", "trl_real")
 
 
 def clock(f):
@@ -294,6 +304,115 @@ def saved_update(args):
     compare_saved(args, "saved_update", ours, naive, (*model.parameters(), *model.buffers(), ids), ">= 8")
 
 
+def stopwatch(args):
+    """Seconds by name, and wrap(name, f): what f takes, less what wrapped functions in it take, goes to name,
+    or to name(the name f is called under, f's arguments). What no name gets goes to "other"."""
+    spent, names, last = Counter(), ["other"], [time.perf_counter()]
+
+    def mark():
+        if args.device != "cpu":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        spent[names[-1]] += now - last[0]
+        last[0] = now
+
+    def wrap(name, f):
+        @functools.wraps(f)
+        def timed(*args, **kwargs):
+            mark()
+            names.append(name(names[-1], *args, **kwargs) if callable(name) else name)
+            try:
+                return f(*args, **kwargs)
+            finally:
+                mark()
+                names.pop()
+        return timed
+    return spent, mark, wrap
+
+
+def seconds_by_part(args, real, flags):
+    """Seconds of ngrpo.train by part, and its steps. A part is known by what is called, and from where."""
+    loaded, (spent, mark, wrap) = load(args, real), stopwatch(args)
+    parts = dict(rollout="loop", sample="sampling", nearest="mixing", look_up="mixing", mix="mixing",
+                 decode="text", reward="text", score="score",
+                 vocab_logps=lambda under, *_: "head" if under == "loop" else under)
+    functions = {name: wrap(part, getattr(ngrpo, name)) for name, part in parts.items()}
+    if real:
+        del functions["reward"]                                 # SmolLM2 is never right: nothing to train on
+
+    def body(under, *_, inputs_embeds, **__):
+        return under if under != "loop" else "layers" if inputs_embeds.shape[1] == 1 else "prefill"
+    with contextlib.ExitStack() as patches:
+        for owner, name, part in (
+                (loaded[0].base_model, "forward", body), (torch.Tensor, "backward", "backward"),
+                (common.GrowingLayer, "update", "cache"),
+                (common.GrowingLayer, "batch_select_indices", "cache"),
+                (torch.nn.utils, "clip_grad_norm_", "optimizer"),
+                (torch.optim.AdamW, "step", "optimizer"), (torch.optim.AdamW, "zero_grad", "optimizer")):
+            patches.enter_context(mock.patch.object(owner, name, wrap(part, getattr(owner, name))))
+        train(args, loaded, "--prompts 2 --max_new_tokens 4 --steps 1", **functions)        # warm up
+        mark()
+        spent.clear()
+        steps = train(args, loaded, flags, **functions)
+        mark()
+    return spent, steps
+
+
+def where_time_goes(args):
+    parts = ("prefill", "layers", "head", "sampling", "mixing", "cache", "loop", "text", "score", "backward",
+             "optimizer", "other")
+    for real in (False, True)[:1 + bool(args.model and os.path.exists(GSM8K))]:
+        sizes = (8, 64, 1, 4096) if real else (16, 48, 6, 16384)        # the tiny model's: the defaults
+        sizes = (2, 8, 1, 4096) if args.quick else sizes
+        spent, steps = seconds_by_part(
+            args, real, "--prompts {} --max_new_tokens {} --steps {} --micro_tokens {}".format(*sizes))
+        total, name = sum(spent.values()), f"where_time_goes {'real' if real else 'tiny'}"
+        percent = {part: round(100 * spent[part] / total, 2) for part in parts}
+        record(args, name, total / len(steps), "s a step", **percent,
+               tokens=[s["tokens"] for s in steps], dead=[s["dead"] for s in steps])
+        for part in parts:
+            tell(args, f"    {part:26} {percent[part]:10.1f} %")
+
+
+def fastest(f, calls=3):
+    """Seconds of the fastest call, after one to warm up: what the machine can do, were it quiet."""
+    return min([clock(f) for _ in range(1 + calls)][1:])
+
+
+@torch.no_grad()
+def decode_roofline(args):
+    """A decode step of 32 rows, layers and head, beside what memory and arithmetic alone would take."""
+    model, _, eos_ids, V, _ = load(args, True)
+    N, P, device, body = 32, 32 if args.quick else 256, eos_ids.device, model.base_model
+    embed, head = model.get_input_embeddings(), model.get_output_embeddings()
+    cache = common.new_cache(model.config)
+    ids, mask = torch.randint(V, (1, P), device=device), torch.ones(N, P + 32, device=device).bool()
+    body(input_ids=ids, cache=cache, use_cache=True)
+    cache.batch_select_indices(ids.new_zeros(N))
+
+    def step():
+        L = cache.get_seq_length()
+        hidden = body(inputs_embeds=embed(ids[:, :N].T), position_ids=ids.new_full((N, 1), L), cache=cache,
+                      attention_mask=common.decode_mask(model.config, mask[:, :L + 1]), use_cache=True)
+        ngrpo.vocab_logps(hidden.last_hidden_state[:, -1], head, V, 1.)
+    seconds, config = fastest(step, 12), model.config.get_text_config()
+    weights = [p for p in body.parameters() if p is not embed.weight] + [head.weight[:V]]
+    kept = [t for layer in cache.layers for t in (layer.keys, layer.values)]
+    share = config.num_attention_heads // config.num_key_value_heads    # queries that read a key
+    read = sum(t.nbytes for t in weights + kept)
+    flop = 2 * N * sum(w.numel() for w in weights) + 2 * share * sum(t.numel() for t in kept)
+    buffer, square = torch.ones(2 ** 28, device=device), torch.ones(2048, 2048, device=device)     # 1 GiB
+    bandwidth = max(buffer.nbytes / fastest(buffer.sum), 2 * buffer.nbytes / fastest(buffer.clone))
+    rate = 2 * 2048 ** 3 / fastest(lambda: square @ square)
+    bounds = dict(memory_s=read / bandwidth, arithmetic_s=flop / rate)
+    record(args, "decode_roofline", seconds / max(bounds.values()), "x larger bound", **bounds,
+           seconds=seconds, bytes=read, cache_bytes=sum(t.nbytes for t in kept), flop=flop,
+           gb_per_s=bandwidth / 1e9, gflop_per_s=rate / 1e9, rows=N, position=P)
+    tell(args, f"    {read / 1e6:.0f} MB at {bandwidth / 1e9:.1f} GB/s {bounds['memory_s']:.3f} s, "
+         f"{flop / 1e9:.1f} GFLOP at {rate / 1e9:.0f} GFLOP/s {bounds['arithmetic_s']:.3f} s, "
+         f"measured {seconds:.3f} s")
+
+
 def main(doc, *functions):
     """The command line `doc` tells of, and the figures it names."""
     figures, as_it_is = {f.__name__: f for f in functions}, argparse.RawDescriptionHelpFormatter
@@ -320,4 +439,4 @@ def main(doc, *functions):
 
 if __name__ == "__main__":
     main(__doc__, rollout_real, rollout_tiny, mixing_overhead, neighbour_table, largest_tensor, saved_head,
-         saved_update)
+         saved_update, where_time_goes, decode_roofline)
