@@ -16,9 +16,10 @@ A B, so that a drift of the machine cancels, and the median of --repeats rounds 
     where_time_goes  a step in percent, on tiny/learner and on --model (8 prompts x 8, 64 tokens): prefill; of
                      decoding the layers, the head with its softmax, sampling, mixing, the cache's growth and
                      compaction, the rest of the loop; text, with grading; score, that is forward; backward;
-                     optimizer, with clipping; other
+                     optimizer, with clipping; other; one thread, on a CPU in seconds of CPU time
     decode_roofline  a decode step of --model, 32 rows at position 256, over the larger of two bounds: its
-                     bytes at this machine's bandwidth, its arithmetic at the rate of a large matrix product
+                     bytes at this machine's bandwidth, its arithmetic at the rate of a large matrix product;
+                     one thread, on a CPU in seconds of CPU time
 
     python bench/speed.py --model FOLDER                        SmolLM2-135M-Instruct: an hour on two cores
     python bench/speed.py                                       what needs no real model: two minutes
@@ -57,13 +58,13 @@ GSM8K = os.path.join(ROOT, "..", "shared", "data", "gsm8k_test.jsonl")
 NEED_MODEL = ("rollout_real", "mixing_overhead", "largest_tensor", "decode_roofline", "trl_real")
 
 
-def clock(f):
+def clock(f, now=time.perf_counter):
     """Seconds of f(), to the end of what it leaves to the GPU."""
-    start = time.perf_counter()
+    start = now()
     f()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return now() - start
 
 
 def record(args, figure, value, unit, wanted="", **fields):
@@ -237,7 +238,8 @@ def saved_bytes(f, known):
     """Bytes kept for the backward of what f() returns, each storage once, those of `known` tensors left out:
     what autograd packs, and all storages made in f that outlive it. Checkpointing packs by hooks of its own,
     under which the first count sees a layer's input alone. The second sees what anyone holds, its frames
-    included: nothing can hide. That they agree to 1 % (and the resident set with them) is how we know."""
+    included: nothing can hide. They agree to 1 %, and the resident set grew alike (saved_update: 39 and 777
+    MB counted, 42 and 778 MB grown), which is how we know."""
     packed, born, known = {}, {}, {t.untyped_storage().data_ptr() for t in known}
 
     class Births(TorchDispatchMode):
@@ -307,14 +309,14 @@ def saved_update(args):
 def stopwatch(args):
     """Seconds by name, and wrap(name, f): what f takes, less what wrapped functions in it take, goes to name,
     or to name(the name f is called under, f's arguments). What no name gets goes to "other"."""
-    spent, names, last = Counter(), ["other"], [time.perf_counter()]
+    now = timer(args)
+    spent, names, last = Counter(), ["other"], [now()]
 
     def mark():
         if args.device != "cpu":
             torch.cuda.synchronize()
-        now = time.perf_counter()
-        spent[names[-1]] += now - last[0]
-        last[0] = now
+        last.append(now())
+        spent[names[-1]] += last[1] - last.pop(0)
 
     def wrap(name, f):
         @functools.wraps(f)
@@ -333,6 +335,7 @@ def stopwatch(args):
 def seconds_by_part(args, real, flags):
     """Seconds of ngrpo.train by part, and its steps. A part is known by what is called, and from where."""
     loaded, (spent, mark, wrap) = load(args, real), stopwatch(args)
+    torch.set_num_threads(1)
     parts = dict(rollout="loop", sample="sampling", nearest="mixing", look_up="mixing", mix="mixing",
                  decode="text", reward="text", score="score",
                  vocab_logps=lambda under, *_: "head" if under == "loop" else under)
@@ -374,15 +377,16 @@ def where_time_goes(args):
             tell(args, f"    {part:26} {percent[part]:10.1f} %")
 
 
-def fastest(f, calls=3):
-    """Seconds of the fastest call, after one to warm up: what the machine can do, were it quiet."""
-    return min([clock(f) for _ in range(1 + calls)][1:])
+def fastest(args, f, calls=3):
+    """Seconds of the fastest call, after one to warm up: what the machine can do."""
+    return min([clock(f, timer(args)) for _ in range(1 + calls)][1:])
 
 
 @torch.no_grad()
 def decode_roofline(args):
     """A decode step of 32 rows, layers and head, beside what memory and arithmetic alone would take."""
     model, _, eos_ids, V, _ = load(args, True)
+    torch.set_num_threads(1)
     N, P, device, body = 32, 32 if args.quick else 256, eos_ids.device, model.base_model
     embed, head = model.get_input_embeddings(), model.get_output_embeddings()
     cache = common.new_cache(model.config)
@@ -395,15 +399,16 @@ def decode_roofline(args):
         hidden = body(inputs_embeds=embed(ids[:, :N].T), position_ids=ids.new_full((N, 1), L), cache=cache,
                       attention_mask=common.decode_mask(model.config, mask[:, :L + 1]), use_cache=True)
         ngrpo.vocab_logps(hidden.last_hidden_state[:, -1], head, V, 1.)
-    seconds, config = fastest(step, 12), model.config.get_text_config()
+    seconds, config = fastest(args, step, 12), model.config.get_text_config()
     weights = [p for p in body.parameters() if p is not embed.weight] + [head.weight[:V]]
     kept = [t for layer in cache.layers for t in (layer.keys, layer.values)]
     share = config.num_attention_heads // config.num_key_value_heads    # queries that read a key
     read = sum(t.nbytes for t in weights + kept)
     flop = 2 * N * sum(w.numel() for w in weights) + 2 * share * sum(t.numel() for t in kept)
     buffer, square = torch.ones(2 ** 28, device=device), torch.ones(2048, 2048, device=device)     # 1 GiB
-    bandwidth = max(buffer.nbytes / fastest(buffer.sum), 2 * buffer.nbytes / fastest(buffer.clone))
-    rate = 2 * 2048 ** 3 / fastest(lambda: square @ square)
+    reading, copying, product = (
+        fastest(args, f) for f in (buffer.sum, buffer.clone, lambda: square @ square))
+    bandwidth, rate = buffer.nbytes * max(1 / reading, 2 / copying), 2 * 2048 ** 3 / product
     bounds = dict(memory_s=read / bandwidth, arithmetic_s=flop / rate)
     record(args, "decode_roofline", seconds / max(bounds.values()), "x larger bound", **bounds,
            seconds=seconds, bytes=read, cache_bytes=sum(t.nbytes for t in kept), flop=flop,
