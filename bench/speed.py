@@ -10,26 +10,41 @@ A B, so that a drift of the machine cancels, and the median of --repeats rounds 
     neighbour_table  ngrpo.nearest for all rows of a random table: milliseconds, most extra bytes at once;
                      on a CPU one chunk of anchors is timed, and the milliseconds are extrapolated
     largest_tensor   N*T*V over the largest result of any operator in an update, recomputation included
+    saved_head       bytes kept for backward by F.linear, log_softmax and gather over those ngrpo.token_logps
+                     keeps: one row of 512 tokens, SmolLM2's sizes
+    saved_update     the same of an update's forward, the plain one over ours with --grad_checkpoint
+    where_time_goes  a step in percent, on tiny/learner and on --model (8 prompts x 8, 64 tokens): prefill; of
+                     decoding the layers, the head with its softmax, sampling, mixing, the cache's growth and
+                     compaction, the rest of the loop; text, with grading; score, that is forward; backward;
+                     optimizer, with clipping; other; one thread, on a CPU in seconds of CPU time
+    decode_roofline  a decode step of --model, 32 rows at position 256, over the larger of two bounds: its
+                     bytes at this machine's bandwidth, its arithmetic at the rate of a large matrix product;
+                     one thread, on a CPU in seconds of CPU time
 
     python bench/speed.py --model FOLDER                        SmolLM2-135M-Instruct: an hour on two cores
-    python bench/speed.py                                       what needs no real model: a minute
+    python bench/speed.py                                       what needs no real model: two minutes
     python bench/speed.py --model FOLDER --quick --repeats 1    does it all run? five minutes
 
-Leave the machine to it meanwhile. Every figure appends a JSON line to --out.
+Leave the machine to it meanwhile. Every figure appends a JSON line to --out. Whole steps are compared with
+TRL's by bench/against_trl.py.
 """
 import argparse
+import contextlib
+import functools
 import itertools
 import json
 import os
 import re
 import sys
 import time
+from collections import Counter
 from statistics import median
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 import transformers
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -40,15 +55,16 @@ import ngrpo  # noqa: E402
 
 FORMAT = "{question}\nLet's think step by step and output the final answer within \\boxed{{}}."
 GSM8K = os.path.join(ROOT, "..", "shared", "data", "gsm8k_test.jsonl")
+NEED_MODEL = ("rollout_real", "mixing_overhead", "largest_tensor", "decode_roofline", "trl_real")
 
 
-def clock(f):
+def clock(f, now=time.perf_counter):
     """Seconds of f(), to the end of what it leaves to the GPU."""
-    start = time.perf_counter()
+    start = now()
     f()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return now() - start
 
 
 def record(args, figure, value, unit, wanted="", **fields):
@@ -61,8 +77,13 @@ def record(args, figure, value, unit, wanted="", **fields):
                 **where, cores=os.cpu_count(), load=os.getloadavg()[0], date=time.strftime("%Y-%m-%d %H:%M"))
     with open(args.out, "a") as f:
         f.write(json.dumps(line) + "\n")
-    args.table.append(f"{figure:30} {value:10.4g} {unit:18} {wanted and 'wanted ' + wanted}")
-    print(args.table[-1], flush=True)
+    tell(args, f"{figure:30} {value:10.4g} {unit:18} {wanted and 'wanted ' + wanted}")
+
+
+def tell(args, line):
+    """A line on the screen now, and in the table at the end."""
+    args.table.append(line)
+    print(line, flush=True)
 
 
 def load(args, real):
@@ -119,18 +140,26 @@ def rollout_tiny(args):
     compare(args, "rollout_tiny", model, [p["prompt"] for p in problems[:16]], 48, eos_ids, V, total=">= 2")
 
 
+def timer(args):
+    """CPU seconds on a CPU, which a busy machine leaves alone, else the clock."""
+    return time.process_time if args.device == "cpu" else time.time
+
+
 def train(args, loaded, flags, **replaced):
-    """ngrpo.train, nothing saved, every other reward 1; of each step the seconds: whole, rollout, update."""
+    """ngrpo.train, nothing saved. Returns its steps: seconds, of rollout and update too, tokens, dead share.
+    Every other reward is 1, unless another `reward` is among the functions to replace."""
     flags = f"--device {args.device} --group 8 --lr 0 --micro_tokens 4096 {flags}"
     cfg, _ = common.parse_config(ngrpo.Config, ngrpo.PRESETS, flags.split())
-    now = time.process_time if args.device == "cpu" else time.time      # a busy machine leaves CPU seconds alone
-    rewards, marks, steps = itertools.cycle((0., 1.)), [now()], []
+    now, rewards, steps = timer(args), itertools.cycle((0., 1.)), []
+    marks = [now()]
 
     def report(out, kind, step, **fields):                      # the search ahead lies between two reports
         marks.append(now())
-        steps.append((marks[-1] - marks[-2], fields["seconds_rollout"], fields["seconds_update"]))
+        steps.append(dict(
+            seconds=marks[-1] - marks[-2], rollout=fields["seconds_rollout"], update=fields["seconds_update"],
+            tokens=fields["length"].sum().item(), dead=fields["dead"].float().mean().item()))
+    replaced = dict(reward=lambda *_: next(rewards)) | replaced | dict(report=report, stop_on_signal=list)
     replaced |= {name: mock.Mock() for name in ("save_checkpoint", "export_model", "write_line")}
-    replaced |= dict(report=report, reward=lambda *_: next(rewards), stop_on_signal=list)
     with mock.patch.multiple(ngrpo, **replaced):
         ngrpo.train(cfg, *loaded, eval_sets=[], out="", state=None)
     return steps
@@ -141,7 +170,7 @@ def mixing_overhead(args):
     train(args, loaded, "--prompts 2 --max_new_tokens 4 --steps 1")         # warm up
     for seed, rate in itertools.product(range(1, args.repeats + 1), seconds):
         flags = f"--prompts {B} --max_new_tokens {T} --steps 2 --seed {seed} --mix_rate {rate}"
-        seconds[rate].append(train(args, loaded, flags))
+        seconds[rate].append([(s["seconds"], s["rollout"], s["update"]) for s in train(args, loaded, flags)])
     ratio = torch.tensor(seconds[.1]).double() / torch.tensor(seconds[0]).double()     # (rounds, 2 steps, 3)
     value, *parts = (median(r.flatten().tolist()) for r in (
         ratio[..., 0], ratio[:, 0, 0], ratio[:, 1, 0], ratio[..., 1], ratio[..., 2]))
@@ -205,11 +234,194 @@ def neighbour_table(args):
                timed_ms=ms, extra_bytes=extra, table_bytes=table.nbytes)
 
 
-def main():
-    figures = {f.__name__: f for f in (
-        rollout_real, rollout_tiny, mixing_overhead, neighbour_table, largest_tensor)}
-    as_it_is = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_it_is)
+def saved_bytes(f, known):
+    """Bytes kept for the backward of what f() returns, each storage once, those of `known` tensors left out:
+    what autograd packs, and all storages made in f that outlive it. Checkpointing packs by hooks of its own,
+    under which the first count sees a layer's input alone. The second sees what anyone holds, its frames
+    included: nothing can hide. They agree to 1 %, and the resident set grew alike (saved_update: 39 and 777
+    MB counted, 42 and 778 MB grown), which is how we know."""
+    packed, born, known = {}, {}, {t.untyped_storage().data_ptr() for t in known}
+
+    class Births(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            for t in filter(torch.is_tensor, tree_leaves(out)):
+                if (storage := t.untyped_storage()).data_ptr() not in known:
+                    ref = StorageWeakRef(storage)       # while we hold it no other storage gets its cdata
+                    born[ref.cdata] = ref, storage.nbytes()
+            return out
+
+    def pack(t):
+        if (storage := t.untyped_storage()).data_ptr() not in known:
+            packed[storage.data_ptr()] = storage.nbytes()
+        return t
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), Births():
+        loss = f()
+    alive = sum(size for ref, size in born.values() if not ref.expired())
+    loss.backward()                                             # what was kept is enough for it
+    return dict(packed=sum(packed.values()), alive=alive)
+
+
+def compare_saved(args, figure, ours, naive, known, wanted):
+    """Bytes naive() keeps over those ours() keeps: of each one's two counts that which speaks against us."""
+    a, b = saved_bytes(ours, known), saved_bytes(naive, known)
+    record(args, figure, min(b.values()) / max(a.values()), "naive / ours", wanted, ours=a, naive=b)
+
+
+def saved_head(args):
+    head, T = torch.nn.Linear(576, 49152, bias=False, device=args.device), 512
+    hidden = torch.randn(T, 576, device=args.device)
+    targets = torch.randint(49152, (T,), device=args.device)
+
+    def ours():
+        return next(ngrpo.token_logps(hidden.clone().requires_grad_(), targets, head, 49152, 1.)).sum()
+
+    def naive():
+        logits = F.linear(hidden.clone().requires_grad_(), head.weight) / 1.
+        return logits.log_softmax(-1).gather(1, targets[:, None]).sum()
+    compare_saved(args, "saved_head", ours, naive, (head.weight, targets), ">= 20")
+
+
+def saved_update(args):
+    config = transformers.LlamaConfig(          # SmolLM2's sizes; random weights do to count bytes
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+        num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True)
+    config = transformers.AutoConfig.from_pretrained(args.model) if args.model else config
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(args.device).train()
+    V, P, T = config.get_text_config().vocab_size, 64, 448
+    ids, mask = torch.randint(V, (1, P + T), device=args.device), torch.ones(1, T, device=args.device)
+    lengths, mixed = torch.full((1,), T, device=args.device), dict(row=ids[0, :0])
+
+    def loss(logp):
+        return (ngrpo.policy_loss(logp, logp.detach(), mask[:, 0], mask, .2, .2)[0] * mask).sum() / T
+
+    def ours():
+        model.activation_checkpointing_enable()                 # --grad_checkpoint
+        return loss(ngrpo.score(model, ids, lengths, torch.tensor([0]), mixed, V, 1.)[0])
+
+    def naive():
+        model.activation_checkpointing_disable()
+        logits = model(input_ids=ids, use_cache=False).logits[:, P - 1:-1] / 1.
+        return loss(logits.log_softmax(-1).gather(2, ids[:, P:, None])[..., 0])
+    compare_saved(args, "saved_update", ours, naive, (*model.parameters(), *model.buffers(), ids), ">= 8")
+
+
+def stopwatch(args):
+    """Seconds by name, and wrap(name, f): what f takes, less what wrapped functions in it take, goes to name,
+    or to name(the name f is called under, f's arguments). What no name gets goes to "other"."""
+    now = timer(args)
+    spent, names, last = Counter(), ["other"], [now()]
+
+    def mark():
+        if args.device != "cpu":
+            torch.cuda.synchronize()
+        last.append(now())
+        spent[names[-1]] += last[1] - last.pop(0)
+
+    def wrap(name, f):
+        @functools.wraps(f)
+        def timed(*args, **kwargs):
+            mark()
+            names.append(name(names[-1], *args, **kwargs) if callable(name) else name)
+            try:
+                return f(*args, **kwargs)
+            finally:
+                mark()
+                names.pop()
+        return timed
+    return spent, mark, wrap
+
+
+def seconds_by_part(args, real, flags):
+    """Seconds of ngrpo.train by part, and its steps. A part is known by what is called, and from where."""
+    loaded, (spent, mark, wrap) = load(args, real), stopwatch(args)
+    torch.set_num_threads(1)
+    parts = dict(rollout="loop", sample="sampling", nearest="mixing", look_up="mixing", mix="mixing",
+                 decode="text", reward="text", score="score",
+                 vocab_logps=lambda under, *_: "head" if under == "loop" else under)
+    functions = {name: wrap(part, getattr(ngrpo, name)) for name, part in parts.items()}
+    if real:
+        del functions["reward"]                                 # SmolLM2 is never right: nothing to train on
+
+    def body(under, *_, inputs_embeds, **__):
+        return under if under != "loop" else "layers" if inputs_embeds.shape[1] == 1 else "prefill"
+    with contextlib.ExitStack() as patches:
+        for owner, name, part in (
+                (loaded[0].base_model, "forward", body), (torch.Tensor, "backward", "backward"),
+                (common.GrowingLayer, "update", "cache"),
+                (common.GrowingLayer, "batch_select_indices", "cache"),
+                (torch.nn.utils, "clip_grad_norm_", "optimizer"),
+                (torch.optim.AdamW, "step", "optimizer"), (torch.optim.AdamW, "zero_grad", "optimizer")):
+            patches.enter_context(mock.patch.object(owner, name, wrap(part, getattr(owner, name))))
+        train(args, loaded, "--prompts 2 --max_new_tokens 4 --steps 1", **functions)        # warm up
+        mark()
+        spent.clear()
+        steps = train(args, loaded, flags, **functions)
+        mark()
+    return spent, steps
+
+
+def where_time_goes(args):
+    parts = ("prefill", "layers", "head", "sampling", "mixing", "cache", "loop", "text", "score", "backward",
+             "optimizer", "other")
+    for real in (False, True)[:1 + bool(args.model and os.path.exists(GSM8K))]:
+        sizes = (8, 64, 1, 4096) if real else (16, 48, 6, 16384)        # the tiny model's: the defaults
+        sizes = (2, 8, 1, 4096) if args.quick else sizes
+        spent, steps = seconds_by_part(
+            args, real, "--prompts {} --max_new_tokens {} --steps {} --micro_tokens {}".format(*sizes))
+        total, name = sum(spent.values()), f"where_time_goes {'real' if real else 'tiny'}"
+        percent = {part: round(100 * spent[part] / total, 2) for part in parts}
+        record(args, name, total / len(steps), "s a step", **percent,
+               tokens=[s["tokens"] for s in steps], dead=[s["dead"] for s in steps])
+        for part in parts:
+            tell(args, f"    {part:26} {percent[part]:10.1f} %")
+
+
+def fastest(args, f, calls=3):
+    """Seconds of the fastest call, after one to warm up: what the machine can do."""
+    return min([clock(f, timer(args)) for _ in range(1 + calls)][1:])
+
+
+@torch.no_grad()
+def decode_roofline(args):
+    """A decode step of 32 rows, layers and head, beside what memory and arithmetic alone would take."""
+    model, _, eos_ids, V, _ = load(args, True)
+    torch.set_num_threads(1)
+    N, P, device, body = 32, 32 if args.quick else 256, eos_ids.device, model.base_model
+    embed, head = model.get_input_embeddings(), model.get_output_embeddings()
+    cache = common.new_cache(model.config)
+    ids, mask = torch.randint(V, (1, P), device=device), torch.ones(N, P + 32, device=device).bool()
+    body(input_ids=ids, cache=cache, use_cache=True)
+    cache.batch_select_indices(ids.new_zeros(N))
+
+    def step():
+        L = cache.get_seq_length()
+        hidden = body(inputs_embeds=embed(ids[:, :N].T), position_ids=ids.new_full((N, 1), L), cache=cache,
+                      attention_mask=common.decode_mask(model.config, mask[:, :L + 1]), use_cache=True)
+        ngrpo.vocab_logps(hidden.last_hidden_state[:, -1], head, V, 1.)
+    seconds, config = fastest(args, step, 12), model.config.get_text_config()
+    weights = [p for p in body.parameters() if p is not embed.weight] + [head.weight[:V]]
+    kept = [t for layer in cache.layers for t in (layer.keys, layer.values)]
+    share = config.num_attention_heads // config.num_key_value_heads    # queries that read a key
+    read = sum(t.nbytes for t in weights + kept)
+    flop = 2 * N * sum(w.numel() for w in weights) + 2 * share * sum(t.numel() for t in kept)
+    buffer, square = torch.ones(2 ** 28, device=device), torch.ones(2048, 2048, device=device)     # 1 GiB
+    reading, copying, product = (
+        fastest(args, f) for f in (buffer.sum, buffer.clone, lambda: square @ square))
+    bandwidth, rate = buffer.nbytes * max(1 / reading, 2 / copying), 2 * 2048 ** 3 / product
+    bounds = dict(memory_s=read / bandwidth, arithmetic_s=flop / rate)
+    record(args, "decode_roofline", seconds / max(bounds.values()), "x larger bound", **bounds,
+           seconds=seconds, bytes=read, cache_bytes=sum(t.nbytes for t in kept), flop=flop,
+           gb_per_s=bandwidth / 1e9, gflop_per_s=rate / 1e9, rows=N, position=P)
+    tell(args, f"    {read / 1e6:.0f} MB at {bandwidth / 1e9:.1f} GB/s {bounds['memory_s']:.3f} s, "
+         f"{flop / 1e9:.1f} GFLOP at {rate / 1e9:.0f} GFLOP/s {bounds['arithmetic_s']:.3f} s, "
+         f"measured {seconds:.3f} s")
+
+
+def main(doc, *functions):
+    """The command line `doc` tells of, and the figures it names."""
+    figures, as_it_is = {f.__name__: f for f in functions}, argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=as_it_is)
     parser.add_argument("--model", help="folder of SmolLM2-135M-Instruct; what needs it is else skipped")
     parser.add_argument("--only", nargs="+", choices=figures, default=list(figures), metavar="FIGURE")
     parser.add_argument("--repeats", type=int, default=5)
@@ -223,7 +435,7 @@ def main():
     transformers.logging.set_verbosity_error()                  # generate warns of the EOS -1
     for name in args.only:
         torch.manual_seed(0)
-        if name in ("rollout_tiny", "neighbour_table") or args.model and os.path.exists(GSM8K):
+        if name not in NEED_MODEL or args.model and os.path.exists(GSM8K):
             figures[name](args)
         else:
             print(f"{name} skipped: it needs --model, and {os.path.relpath(GSM8K)}")
@@ -231,4 +443,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, rollout_real, rollout_tiny, mixing_overhead, neighbour_table, largest_tensor, saved_head,
+         saved_update, where_time_goes, decode_roofline)
