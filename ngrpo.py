@@ -102,7 +102,7 @@ class Config:
     kl_coef: float = HfArg(default=0., help="beta (paper .001); 0 keeps no reference model in memory")
     inner_epochs: int = HfArg(default=1, help="passes over a rollout (release 1)")
     minibatches: int = HfArg(default=1, help="optimizer steps per pass, cut by prompts (release 4)")
-    micro_tokens: int = HfArg(default=16384, help="tokens in one forward, padding included: memory only")
+    micro_tokens: int = HfArg(default=2048, help="tokens in one forward, padding included; no other effect")
     grad_checkpoint: bool = HfArg(default=False, help="recompute layers in backward: less memory, slower")
     lr: float = HfArg(default=2e-4, help="AdamW (paper 1e-6; 2e-4 suits the tiny model)")
     warmup: int = HfArg(default=5, help="steps of linear warm-up (release 0)")
@@ -116,16 +116,16 @@ class Config:
     eval_temperature: float = HfArg(default=1., help="0 is greedy (paper .6)")
     eval_top_p: float = HfArg(default=1., help="nucleus (paper .95)")
     ks: list[int] = HfArg(default_factory=lambda: [1, 4, 8], help="pass@k to report, k <= eval_samples")
-    save_every: int = HfArg(default=0, help="steps between checkpoints; 0: at the end only")
+    save_every: int = HfArg(default=10, help="steps between checkpoints; 0: at the end only")
 
 
 PAPER = dict(                                       # Table 6, appendix A; the rest: the release or ours
     model="deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", data="agentica-org/DeepScaleR-Preview-Dataset",
-    eval_data=["math-ai/aime25::test", "math-ai/amc23::test", "HuggingFaceH4/MATH-500::test"],
+    eval_data=["math-ai/aime25::test", "math-ai/amc23::test", "HuggingFaceH4/MATH-500::test"], ks=[1, 16, 32],
     prompt_format="{question} Let's think step by step and output the final answer within \\boxed{{}}.",
     steps=629, prompts=64, group=4, max_prompt_tokens=4096, max_new_tokens=8192, temperature=.7, kl_coef=.001,
-    minibatches=4, lr=1e-6, warmup=0, weight_decay=.01, grad_checkpoint=True, max_rows=256, save_every=10,
-    eval_every=50, eval_problems=500, eval_samples=32, eval_temperature=.6, eval_top_p=.95, ks=[1, 16, 32])
+    minibatches=4, lr=1e-6, warmup=0, weight_decay=.01, micro_tokens=16384, grad_checkpoint=True,
+    max_rows=256, eval_every=50, eval_problems=500, eval_samples=32, eval_temperature=.6, eval_top_p=.95)
 PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/easy_test.jsonl"]), paper=PAPER, one_gpu=PAPER | dict(
     steps=200, prompts=32, minibatches=2, max_prompt_tokens=1024, max_new_tokens=3072, max_rows=128,
     eval_data=["math-ai/amc23::test"], eval_samples=8, ks=[1, 4, 8]))   # sizes are ours, not yet measured
