@@ -15,6 +15,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from fractions import Fraction
 from functools import partial
@@ -377,7 +378,7 @@ def stop_on_signal():
         caught.append(number)
         signal.signal(number, signal.SIG_DFL)
         print("stopping after this step", flush=True)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM) * (threading.current_thread() is threading.main_thread()):
         signal.signal(number, note)
     return caught
 
@@ -400,8 +401,7 @@ def open_run(cfg, name, model, prompt, state=None):
     out = cfg.out or cfg.resume or os.path.join("out", f"{name}-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}")
     try:
         os.makedirs(out, exist_ok=True)
-        with open(os.path.join(out, "metrics.jsonl"), "a"):
-            pass
+        open(os.path.join(out, "metrics.jsonl"), "a").close()
     except OSError as error:
         refuse(f"--out {out}: cannot be written", error)
     if state:

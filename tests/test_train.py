@@ -34,23 +34,24 @@ class SGD(torch.optim.SGD):
         super().step()
 
 
-def one_step(monkeypatch, tmp_path, dtype=torch.float32, name="a", questions=None, ends=(), **settings):
+def one_step(monkeypatch, tmp_path, dtype=torch.float32, name="a", questions=None, ends=(), script=ngrpo,
+             optimizer=SGD, **settings):
     """One step of train(); returns the gradients of its updates and what rollout returned. Of all problems it sees
     the first `questions`; `ends` are more ids that end a row. How evaluation samples must not matter."""
     settings = dict(dict(prompts=4, group=4, steps=1, eval_data=[], grad_clip=1e9, mix_rate=0., max_new_tokens=30,
                          seed=3, eval_temperature=.1, eval_top_p=.3), **settings)
     model, tokenizer, eos_ids, V = common.load_model(f"{TINY}/learner", "cpu", dtype)
-    cfg, _ = common.parse_config(ngrpo.Config, ngrpo.PRESETS, ["--device", "cpu"])
+    cfg, _ = common.parse_config(script.Config, script.PRESETS, ["--device", "cpu"])
     vars(cfg).update(settings)
     problems = common.load_problems(f"{TINY}/easy_train.jsonl")
     [(_, problems)] = common.encode_problems(cfg, model, tokenizer, [("train", problems[:questions])])
     eos_ids = torch.cat([eos_ids, torch.tensor(ends, dtype=torch.long)])
-    rolled, real = [], ngrpo.rollout
-    monkeypatch.setattr(ngrpo, "rollout", lambda *a, **k: rolled.append((k, real(*a, **k))) or rolled[-1][1])
-    monkeypatch.setattr(torch.optim, "AdamW", SGD)
+    rolled, real = [], script.rollout
+    monkeypatch.setattr(script, "rollout", lambda *a, **k: rolled.append((k, real(*a, **k))) or rolled[-1][1])
+    monkeypatch.setattr(torch.optim, "AdamW", optimizer)
     SGD.grads = []
     os.makedirs(tmp_path / name)
-    ngrpo.train(cfg, model, tokenizer, eos_ids, V, problems, [], str(tmp_path / name), None)
+    script.train(cfg, model, tokenizer, eos_ids, V, problems, [], str(tmp_path / name), None)
     monkeypatch.undo()
     (how, out), = rolled
     return SGD.grads, how, out, cfg, problems

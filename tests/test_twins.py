@@ -1,0 +1,70 @@
+"""The scripts side by side: what differs is the papers, and with both methods off the run is the same to the bit."""
+import ast
+import os
+
+import pytest
+import torch
+from conftest import ROOT
+from test_saving import SMALL, lines
+
+import grpo_sg
+import ngrpo
+
+SCRIPTS = ["ngrpo", "grpo_sg"]
+INTENDED = dict(                                        # function: why it is not the same in every script
+    nearest="N-GRPO's neighbours", mixture="N-GRPO's mixtures", mix="N-GRPO's mixtures", rollout="N-GRPO mixes its inputs",
+    selected_logit="GRPO-SG's h", sharpness_weight="GRPO-SG's w", token_weights="GRPO-SG and its baselines",
+    score="N-GRPO rebuilds mixed inputs, GRPO-SG takes h along", policy_loss="N-GSPO; GRPO-SG's weights",
+    evaluate="N-GRPO may mix in evaluation", update="GRPO-SG's weights and passes", train="what a step draws and logs",
+    main="each script's own checks and name")
+
+
+def source(name):
+    with open(os.path.join(ROOT, name + ".py")) as f:
+        return f.read()
+
+
+def functions(name):
+    text = source(name)
+    return {node.name: ast.get_source_segment(text, node) for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+
+
+def test_functions_are_equal_to_the_letter():
+    parts = {name: functions(name) for name in SCRIPTS}
+    for function in set().union(*parts.values()) - set(INTENDED):
+        versions = {part.get(function) for part in parts.values()}
+        assert len(versions) == 1 and None not in versions, function
+    for function in INTENDED:                           # and the table lists nothing that is the same everywhere
+        assert len({part.get(function) for part in parts.values()}) > 1, function
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_at_most_110_lines_of_its_own(name):
+    """Docstrings, Config and presets excluded."""
+    def own(name):
+        text = source(name)
+        left_out = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef) or (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) or (
+            isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("PAPER", "PRESETS"))]
+        skip = {line for node in left_out for line in range(node.lineno, node.end_lineno + 1)}
+        return [line.strip() for i, line in enumerate(text.split("\n"), 1) if i not in skip and line.strip()]
+    others = {line for other in SCRIPTS if other != name for line in own(other)}
+    alone = [line for line in own(name) if line not in others]
+    assert len(alone) <= 110, len(alone)
+
+
+def test_methods_off_it_is_the_same_run(tmp_path):
+    """Same tokens, rewards, metrics and weights, with two updates a rollout and a reference."""
+    flags = ["--steps", "3", "--minibatches", "2", "--kl_coef", ".01", "--clip_high", ".25", "--aggregation", "token",
+             "--save_every", "0", *SMALL]
+    runs = dict(ngrpo=(ngrpo, ["--mix_rate", "0"]), grpo_sg=(grpo_sg, ["--weighting", "none"]))
+    for name, (script, off) in runs.items():
+        script.main(["--out", str(tmp_path / name), *flags, *off])
+    for log, needed in (("metrics.jsonl", {"reward", "grad_norm", "entropy", "kl", "clip_frac"}),
+                        ("samples.jsonl", {"prompt", "completion", "reward"})):
+        for one, two in zip(*(lines(tmp_path / name, log) for name in runs), strict=True):
+            shared = one.keys() & two.keys()
+            assert needed <= shared or one["kind"] == "eval"
+            assert {k: one[k] for k in shared} == {k: two[k] for k in shared}
+    one, two = (torch.load(tmp_path / name / "state.pt", weights_only=True)["model"] for name in runs)
+    assert all(torch.equal(v, two[k]) for k, v in one.items())
