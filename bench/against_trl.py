@@ -13,7 +13,7 @@ TRL logs and saves nothing and has the fastest settings of those tried on tiny/l
 SmolLM2's EOS never comes, being -1 on both sides, so that lengths are equal. Every other completion of it
 counts as right: really none is, and we leave out the update of groups without spread, while TRL does not.
 
-    pip install trl datasets && python bench/against_trl.py                     two minutes
+    pip install trl datasets && python bench/against_trl.py                     three minutes
     python bench/against_trl.py --model FOLDER --only trl_real --repeats 1      ten minutes
 """
 import importlib.metadata
