@@ -13,9 +13,10 @@ TRL logs and saves nothing and has the fastest settings of those tried on tiny/l
 SmolLM2's EOS never comes, being -1 on both sides, so that lengths are equal. Every other completion of it
 counts as right: really none is, and we leave out the update of groups without spread, while TRL does not.
 
-    pip install trl datasets && python bench/against_trl.py                     two minutes
+    pip install trl datasets && python bench/against_trl.py                     three minutes
     python bench/against_trl.py --model FOLDER --only trl_real --repeats 1      ten minutes
 """
+import importlib.metadata
 import importlib.util
 import itertools
 import tempfile
@@ -95,7 +96,8 @@ def compare(args, figure, B, T, steps, rows, micro_tokens, wanted):
         fields[f"{name}_s"] = median(s["seconds"] for s in later)
         fields[f"{name}_first_s"] = median(run[0]["seconds"] for run in done)
         fields[f"{name}_tokens_per_s"] = sum(s["tokens"] for s in later) / sum(s["seconds"] for s in later)
-    record(args, figure, median(ratios), "trl / ours", wanted, **fields, ratios=ratios, **runs)
+    record(args, figure, median(ratios), "trl / ours", wanted, **fields, ratios=ratios, **runs,
+           trl_version=importlib.metadata.version("trl"))
     for name in runs:
         tell(args, "    {:26} {:10.4g} s a step, the first {:.3g}, {:.0f} tokens/s".format(
             name, *(fields[f"{name}_{k}"] for k in ("s", "first_s", "tokens_per_s"))))
