@@ -365,7 +365,7 @@ def where_time_goes(args):
     parts = ("prefill", "layers", "head", "sampling", "mixing", "cache", "loop", "text", "score", "backward",
              "optimizer", "other")
     for real in (False, True)[:1 + bool(args.model and os.path.exists(GSM8K))]:
-        sizes = (8, 64, 1, 4096) if real else (16, 48, 6, 16384)        # the tiny model's: the defaults
+        sizes = (8, 64, 1, 4096) if real else (16, 48, 6, 16384)        # of the tiny model all rows at once
         sizes = (2, 8, 1, 4096) if args.quick else sizes
         spent, steps = seconds_by_part(
             args, real, "--prompts {} --max_new_tokens {} --steps {} --micro_tokens {}".format(*sizes))
