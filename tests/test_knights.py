@@ -88,8 +88,8 @@ def test_no_one_is_right_about_an_unreadable_gold(gold):
 
 
 @pytest.mark.parametrize("unit", [
-    "<answer>", "</think>", "<think></think><answer></answer>", "<", " ", "\n", "Ann ", "Ann", "Ann is a ",
-    "Ann is a knight ", "knight", "(", "é", "\0", "İ", "__import__('os').abort()"])
+    "</think>", "<think></think><answer></answer>", " ", "\n", "Ann ", "Ann", "Ann is a ", "Ann is a knight ", "knight",
+    "(", "İ", "__import__('os').abort()"])
 def test_a_megabyte_takes_no_time(unit):
     """Anywhere: in the thoughts, in the answer, before an identity that is not there."""
     much = unit * (2 ** 20 // len(unit))
@@ -123,17 +123,23 @@ OTHER_TAGS = dict(                                                      # of a r
     open=lambda text, a, b: text.replace(a, "<think>" + a))
 
 
-def solutions(sentences, names):
-    """Every list of who is a knight under which each sentence, one a person in their order, is true iff a knight's."""
-    def holds(sentence, knights):
-        leaves = [knights[name] == ((word == "knight") != bool(no))
-                  for name, no, word in re.findall(r"(\w+) is (not )?a (knight|knave)", sentence)]
-        a, b = (leaves * 2)[:2]
-        if re.search(r"\bif\b", sentence, re.IGNORECASE):
-            return a == b if "if and only if" in sentence else b or not a
-        return a and b if " and " in sentence else a or b
-    worlds = [dict(zip(names, w)) for w in itertools.product((True, False), repeat=len(names))]
-    return [list(w.values()) for w in worlds if all(w[n] == holds(s, w) for n, s in zip(names, sentences, strict=True))]
+PART = r"(\w+) is (not )?a (knight|knave)"
+
+
+def parse(sentence, names):
+    """What is said, in whatever manner: the words between its two parts, if there are two, and (person, not, role)."""
+    parts = re.findall(PART, sentence)
+    link = re.search(f"{PART} (.+) {PART}", sentence)[4] if len(parts) == 2 else ""
+    return link, *((names.index(name), no, role) for name, no, role in parts)
+
+
+def solutions(sayings):
+    """Every list of who is a knight under which each saying, one a person in their order, is true iff a knight's."""
+    def true(knights, link, *parts):
+        a, b = ([knights[who] == ((role == "knight") != bool(no)) for who, no, role in parts] * 2)[:2]
+        return {"": a, "and": a and b, "or": a or b, "then": b or not a}.get(link, a == b)
+    return [knights for knights in map(list, itertools.product((True, False), repeat=len(sayings)))
+            if [true(knights, *saying) for saying in sayings] == knights]
 
 
 def test_public_puzzles(shared):
@@ -144,7 +150,8 @@ def test_public_puzzles(shared):
     rng, seen = random.Random(0), []
     for r in rows:
         told, lines = re.search(r"inhabitants: [^.]*\. (.*) So who is", r["question"])[1], r["answer"].split("\n")
-        assert solutions(re.findall(r"[^.]+\.\W*", told), r["names"]) == [["knight" in line for line in lines]]
+        sayings = [parse(sentence, r["names"]) for sentence in re.findall(r"[^.]+\.\W*", told)]
+        assert solutions(sayings) == [["knight" in line for line in lines]]
         right = answered(rng.choice([" ", "\n", ", "]).join(lines))
         assert knights_reward(right, r["answer"]) == 3
         kind = rng.choice(["flip", *OTHER_PEOPLE, *OTHER_TAGS])
