@@ -41,11 +41,13 @@ Left out: several GPUs, vLLM, LoRA, a value model.
 
     python grpo_sg.py                     a minute on a laptop CPU: held-out accuracy from .3 to .9
     python grpo_sg.py --weighting none    the same run by plain GRPO
+    python grpo_sg.py --preset knights    puzzles of knights and knaves: in two minutes from .35 to .8
     python grpo_sg.py --preset one_gpu    a 1.5B model on one 80 GB GPU (`pip install datasets` for its data)
 """
 import copy
 import math
 import os
+import re
 import time
 from dataclasses import dataclass
 from typing import Literal
@@ -70,7 +72,7 @@ LOGGED = ("logp_gap", "clip_frac", "entropy", "kl", "weight", "weight_low", "wei
 
 @dataclass
 class Config:
-    preset: str = HfArg(default="tiny", help="tiny (CPU demo), one_gpu or paper; any other flag overrides it")
+    preset: str = HfArg(default="tiny", help="tiny, knights (CPU demos), one_gpu or paper; other flags override")
     model: str = HfArg(default=f"{HERE}/tiny/learner", help="folder or hub name of a causal language model")
     data: str = HfArg(default=f"{HERE}/tiny/easy_train.jsonl", help="file, or hub owner/name:config:split")
     eval_data: list[str] = HfArg(default_factory=list, help="held-out problems, a table for each")
@@ -82,6 +84,7 @@ class Config:
     prompt_format: str = HfArg(default="{question}", help="the user turn; literal braces are doubled")
     system: str = HfArg(default="", help="system turn, if any")
     chat_template: Literal["auto", "none"] = HfArg(default="auto", help="auto: the tokenizer's, if any")
+    task: Literal["math", "knights"] = HfArg(default="math", help="which reward: an answer, or who is a knight")
     # rollout
     steps: int = HfArg(default=50, help="rollouts; 0 only evaluates")
     prompts: int = HfArg(default=16, help="B, prompts per rollout (paper 128, knights 64)")
@@ -133,7 +136,10 @@ PAPER = dict(                                       # Table 6; the rest: the bas
     steps=500, prompts=128, group=8, max_prompt_tokens=1024, max_new_tokens=4096, kl_coef=.001, minibatches=2,
     lr=1e-6, warmup=0, grad_checkpoint=True, max_rows=256, save_every=10, eval_every=50, eval_problems=500,
     eval_samples=16, ks=[1, 16])                    # the paper's ORZ run: another --data, nothing else
-PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/easy_test.jsonl"]), paper=PAPER, one_gpu=PAPER | dict(
+KNIGHTS = dict(task="knights", model=f"{HERE}/tiny/knights/learner", data=f"{HERE}/tiny/knights/train.jsonl",
+               eval_data=[f"{HERE}/tiny/knights/test.jsonl"], prompt_format="{question}\n<think>",
+               max_new_tokens=96, steps=40)
+PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/easy_test.jsonl"]), knights=KNIGHTS, paper=PAPER, one_gpu=PAPER | dict(
     model="Qwen/Qwen2.5-1.5B", steps=200, prompts=32, max_new_tokens=3072, max_rows=128, eval_samples=8,
     eval_data=["math-ai/amc23::test"], ks=[1, 8]))                      # sizes are ours, not yet measured
 
@@ -250,6 +256,23 @@ def reward(completion, gold):
     return float(check_answer(completion, gold))
 
 
+def knights_reward(completion, gold):
+    r"""Of a puzzle of knights and knaves: 3 right, -.5 wrong, -1 not one identity a person, -3 wrong format.
+    gold is like "(1) Zoey is a knight\n(2) Ann is a knave"; the prompt has opened <think>. Linear time."""
+    text, tags = "<think>" + completion, ("<think>", "</think>", "<answer>", "</answer>")
+    places = [text.find(tag) for tag in tags]
+    if any(text.count(tag) != 1 for tag in tags) or places != sorted(places):
+        return -3.
+    answer = text[places[2]:places[3]].lower()
+    people = dict(re.findall(r"^\(\d+\) (.+) is a (knight|knave)$", gold.lower(), re.MULTILINE))
+    names = "|".join(map(re.escape, people))                   # one search: Ann is not found in Mary Ann
+    found = dict(re.findall(rf"(?<!\w)({names})\s+is\s+a\s+(knight|knave)\b", answer))
+    words = answer.count("knight") + answer.count("knave")      # one for each person, so no one has two
+    if not people or found.keys() != people.keys() or words != len(people):
+        return -1.
+    return 3. if found == people else -.5
+
+
 def advantages(rewards):
     """(B, G) -> (B, G), normalised in each group; exactly 0 in a dead group, one without spread.  (12)"""
     dead = rewards.amin(1, True) == rewards.amax(1, True)       # the float mean of equal rewards may differ
@@ -300,7 +323,7 @@ def reduce(lengths, group, aggregation):
 
 
 # --- evaluation ---------------------------------------------------------------------------------------------
-def evaluate(model, tokenizer, problems, samples, ks, max_new_tokens, temperature, top_p, **how):
+def evaluate(model, tokenizer, problems, samples, ks, max_new_tokens, temperature, top_p, grade, **how):
     """pass@1, its standard error and pass@k of sampled completions; temperature 0 is greedy, `how` rollout's.
     The draws are the same at every call: evaluations are paired, and their number changes no training."""
     u = draws(0, 0, 2, (len(problems) * samples, max_new_tokens))
@@ -308,7 +331,7 @@ def evaluate(model, tokenizer, problems, samples, ks, max_new_tokens, temperatur
         model, prompts=[p["prompt"] for p in problems], u=u.to(how["eos_ids"].device),
         temperature=temperature or 1., top_p=top_p if temperature else 0., **how)
     texts = decode(tokenizer, tokens, lengths)
-    right = [reward(text, problems[i // samples]["answer"]) == 1 for i, text in enumerate(texts)]
+    right = [grade(text, problems[i // samples]["answer"]) > 0 for i, text in enumerate(texts)]
     return pass_table(torch.tensor(right).view(-1, samples), ks)
 
 
@@ -373,6 +396,7 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
     device, bfloat16, G = eos_ids.device, cfg.compute_dtype == "bfloat16", cfg.group
     reference = copy.deepcopy(model).requires_grad_(False) if cfg.kl_coef else None     # never changes
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay, fused=True)
+    grade = knights_reward if cfg.task == "knights" else reward
     start, lost, stop = state["step"] if state else 0, 0, stop_on_signal()
     if state:
         model.load_state_dict(state.pop("model"))
@@ -393,7 +417,7 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
             for name, rows in eval_sets:
                 report(out, "eval", done, data=name, **evaluate(
                     actor, tokenizer, rows, cfg.eval_samples, cfg.ks, cfg.max_new_tokens,
-                    cfg.eval_temperature, cfg.eval_top_p, **how))
+                    cfg.eval_temperature, cfg.eval_top_p, grade, **how))
         if stop or done == cfg.steps:
             break
 
@@ -404,7 +428,7 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
             actor, prompts=[p["prompt"] for p in batch[::G]], u=u, temperature=cfg.temperature, **how)
         clock.append(time.time())
         texts = decode(tokenizer, tokens, lengths)
-        rewards = torch.tensor([reward(text, p["answer"]) for text, p in zip(texts, batch)])
+        rewards = torch.tensor([grade(text, p["answer"]) for text, p in zip(texts, batch)])
         A = advantages(rewards.double().view(-1, G)).flatten()
         clock.append(time.time())
         model.train()                                           # for layer checkpointing; every dropout is 0
@@ -416,7 +440,7 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
 
         count, ended = lengths.sum().item(), torch.isin(tokens.gather(1, lengths[:, None] - 1), eos_ids)
         report(out, "step", step, peak_gib=peak_gib(device), reward=rewards, dead=A.view(-1, G).eq(0).all(1),
-               correct=rewards == 1, length=lengths, truncated=~ended, **met,
+               correct=rewards > 0, length=lengths, truncated=~ended, **met,
                tokens_per_s=count / (clock[-1] - clock[0]),
                **{f"seconds_{k}": b - a for k, a, b in zip(("rollout", "grade", "update"), clock, clock[1:])})
         for i in (0, -1):                                       # weights of rows not trained on are 0

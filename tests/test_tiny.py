@@ -3,14 +3,17 @@ import functools
 import json
 import os
 import random
+import re
 import sys
 
 import pytest
 import torch
 from conftest import TINY
+from test_knights import parse, solutions
 
 import common
 import ngrpo
+from grpo_sg import knights_reward
 
 sys.path.insert(0, TINY)
 import make  # noqa: E402
@@ -81,6 +84,94 @@ def start(tmp_path_factory):
 def test_it_starts_where_there_is_something_to_learn(start):
     assert .25 <= start["pass@1"] <= .4 and start["pass@16"] >= .85
     assert torch.get_num_threads() == 1
+
+
+# --- knights and knaves --------------------------------------------------------------------------------------
+
+def sayings(row):
+    """What each person says, read back from the question's own words."""
+    names, told = re.search(r"Meet (.*?)\. (.*) Who is what\?", row["question"]).groups()
+    names, told = re.split(", | and ", names), re.findall(r"[^.]+\.", told)
+    assert len(names) == len(set(names)) == len(told) == row["people"]
+    for name, sentence in zip(names, told):                     # each in turn, in the order in which they are met
+        assert re.search(rf"^ ?{name} says: |^ ?{name} swears that |, says {name}\.$", sentence)
+    return names, tuple(parse(sentence, names) for sentence in told)
+
+
+def test_puzzles_have_one_solution():
+    """By brute force over what the question says, and the answer is it; ids and files are what the seed makes."""
+    for name, held, counts in (("train", False, {2: 200, 3: 600}), ("test", True, {2: 100, 3: 100})):
+        puzzles = rows(f"knights/{name}.jsonl")
+        assert make.puzzle_set(random.Random(f"0 knights {name}"), counts, held) == puzzles
+        assert len({r["id"] for r in puzzles}) == len(puzzles) == sum(counts.values())
+        for row in puzzles:
+            names, said = sayings(row)
+            [knights] = solutions(said)
+            assert row["answer"] == "\n".join(f"({i}) {name} is a {'knight' if k else 'knave'}"
+                                              for i, (name, k) in enumerate(zip(names, knights), 1))
+            assert not any(part == (who, "", "knave") for who, (_, *parts) in enumerate(said) for part in parts)
+
+
+def test_puzzles_to_train_on_and_to_test_on_say_different_things():
+    """Names and manner aside, and even where only the operands of and, or, iff change places."""
+    train, test = ([sayings(r)[1] for r in rows(f"knights/{name}.jsonl")] for name in ("train", "test"))
+    assert len(set(train)) == 800 and len(set(test)) == 200
+    loose = [{tuple((link, *(parts if link == "then" else sorted(parts))) for link, *parts in said) for said in each}
+             for each in (train, test)]
+    assert not loose[0] & loose[1]
+
+
+def test_six_kinds_of_saying():
+    """Nearly uniform, as in the original: what has one solution hardly depends on the kind."""
+    kinds = [link or parts[0][1] for r in rows("knights/train.jsonl") for link, *parts in sayings(r)[1]]
+    shares = {kind: kinds.count(kind) / len(kinds) for kind in kinds}
+    print(shares)
+    assert shares.keys() == {"", "not ", "and", "or", "then", "exactly if"} and .1 < min(shares.values())
+
+
+def test_worked_reasoning_is_right():
+    """Every assignment before the last contradicts itself, the last one does not, and that is what is answered."""
+    rng, tokenizer = random.Random(2), make.make_knights_tokenizer()
+    for i in range(300):
+        p = make.make_puzzle(rng, 2 + i % 2)
+        row = dict(people=2 + i % 2, question=make.tell(p))
+        names, said = sayings(row)
+        gold = "\n".join(make.identify(names, solutions(said)[0]))
+        text = make.reason(p, "worked", "right", rng)
+        tries = [t.split(":") for t in text.split("</think>")[0].split(" ")[1:]]
+        assert [a == b for a, b in tries] == [False] * (len(tries) - 1) + [True] and len({a for a, _ in tries}) == len(tries)
+        assert knights_reward(text, gold) == 3 and len(tokenizer(text).input_ids) < 96
+        assert knights_reward(make.reason(p, "worked", "crowd", rng), gold) == -1
+        assert knights_reward(make.reason(p, "worked", "bent", rng), gold) == -3
+
+
+def test_knights_learner_is_small_and_its_ids_survive():
+    folder = os.path.join(TINY, "knights", "learner")
+    assert sum(os.path.getsize(os.path.join(folder, f)) for f in os.listdir(folder)) < 1e6
+    model, tokenizer, eos_ids, V = common.load_model(folder)
+    assert tokenizer.get_vocab() == make.make_knights_tokenizer().get_vocab() and V == len(tokenizer)
+    assert eos_ids.tolist() == [tokenizer.eos_token_id] and model.config.model_type == "llama"
+    rng, longest = random.Random(3), 0
+    for i in range(500):
+        p = make.make_puzzle(rng, 2 + i % 2)
+        prompt = common.encode_prompt(tokenizer, make.tell(p), "{question}\n<think>")
+        ids = tokenizer(make.reason(p, rng.choice(list(make.THINKING)), rng.choice(list(make.ENDING)), rng)).input_ids
+        ids, length = prompt + ids, len(ids)
+        [text] = common.decode(tokenizer, torch.tensor([ids]), torch.tensor([len(ids)]))        # as a run does
+        assert tokenizer(text).input_ids == ids and tokenizer.unk_token_id not in ids
+        assert text.startswith(make.tell(p) + "\n<think>") and len(prompt) < 70 and length < 100        # a crowd is longer
+    tags = [tokenizer(tag).input_ids for tag in ("<think>", "</think>", "<answer>", "</answer>")]
+    assert all(len(ids) == 1 for ids in tags) and not {i for [i] in tags} & set(tokenizer.all_special_ids)
+
+
+def test_knights_learner_earns_every_reward():
+    """Sampled: right a third of the time, and each of the four values is met."""
+    model, tokenizer, _, _ = common.load_model(os.path.join(TINY, "knights", "learner"))
+    by_size = make.knights_rewards(model, tokenizer, rows("knights/test.jsonl"), 3)
+    for size, rewards in [*by_size.items(), ("all", sum(by_size.values(), []))]:
+        shares = {value: rewards.count(value) / len(rewards) for value in (3, -.5, -1, -3)}
+        print(size, shares)
+    assert .2 <= shares[3] <= .5 and min(shares.values()) > .01 and abs(sum(shares.values()) - 1) < 1e-9
 
 
 # --- the premises of the hard worlds, before any training: 240 held-out questions -----------------------------

@@ -1,6 +1,7 @@
-r"""Make everything in tiny/: word problems in four phrasings, a tokenizer, and four small language models.
+r"""Make everything in tiny/: word problems in four phrasings, a tokenizer, and four small language models;
+puzzles of knights and knaves, with a tokenizer and a model of their own.
 
-    python tiny/make.py [--out tiny] [--seed 0] [--base weights.pt]
+    python tiny/make.py [--out tiny] [--seed 0] [--base weights.pt] [--only_knights]
 
 A) Two models are pretrained on worked solutions, `12+7=19;19-4=15;\boxed{15}`, until they can do the sums.
 B) Each is then taught a mixture of strategies, which leaves reinforcement learning something to do:
@@ -14,10 +15,15 @@ Which strategies a model has is by construction; that a premise holds is measure
 any training. Misreading is fluent: the rest of the solution follows from the wrong first step, so learning to
 do better elsewhere does not mend it.
 
-41 minutes on one busy core. Right answers to held-out problems, sampled: after A .96 and .97 (large and small
-model); learner .28; rephrase/learner .01 reversed, .41, .39, .43 otherwise; explore/learner .26 (.02 on
-boxes); explore/explorer .21.
---base keeps the weights after phase A in a file, or takes them from it if it exists.
+The puzzles are a world apart, their model is taught in the same two phases: A, to write down what is said,
+`x=Y,z&z,X>y`, and to try one assignment after another, `111:110 110:110`; B, to guess first, and at times to
+stop too soon, get a truth wrong, name one person too few or too many, or end in wrong tags.
+
+41 minutes on one busy core, and 7 for the knights (alone with --only_knights). Right answers to held-out
+problems, sampled: after A .96 and .97 (large and small model); learner .28; rephrase/learner .01 reversed,
+.41, .39, .43 otherwise; explore/learner .26 (.02 on boxes); explore/explorer .21. Knights, two and three
+people: after A .87 and .91; knights/learner .37 and .35.
+--base keeps the weights after phase A in files, or takes them from there if they exist.
 """
 import argparse
 import copy
@@ -29,6 +35,7 @@ import random
 import re
 import sys
 import time
+from itertools import product
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, ".."))
@@ -40,6 +47,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast 
 
 import ngrpo  # noqa: E402
 from common import check_answer, decode, draws, encode_prompt  # noqa: E402
+from grpo_sg import knights_reward  # noqa: E402
 
 NAMES = "Ann Ben Eve Ian Joe Kim Leo Mia Ned Sue Tom Zoe".split()
 THINGS = "apples books cards coins eggs keys nuts pens shells stamps".split()
@@ -255,17 +263,220 @@ def in_style(rows, style):
     return [r | {"question": x["text"]} for r in rows for x in r["rephrasings"] if x["kind"] == STYLES[style]]
 
 
+# --- knights and knaves -------------------------------------------------------------------------------------
+
+SAYINGS = ("leaf", "not", "and", "or", "implies", "iff")
+MANNERS = ("{who} swears that {saying}.", "{who} says: {saying}.", "{Saying}, says {who}.")
+THINKING = dict(worked=.22, guess=.58, slip=.08, hasty=.12)     # shares; the two are drawn independently
+ENDING = dict(right=.88, crowd=.05, bent=.07)
+ENDS = dict(right=["</think><answer>{}</answer>"], bent=[
+    "<answer>{}</answer>", "</think>{}</answer>", "</think><answer>{}", "</think><answer>{}<answer>",
+    "</think></think><answer>{}</answer>", "<think></think><answer>{}</answer>",
+    "<answer>{}</answer></think>"])
+KNIGHTS_SPLIT = r"</?think>|</?answer>| ?\(\d\)| ?[A-Za-z]+|\d|\n|[^\sA-Za-z\d]| "
+
+
+def holds(saying, knights):
+    """Whether what is said is true if these people, a list of booleans, are knights."""
+    kind, *leaves = saying
+    a, b = [knights[who] == knight for who, knight in leaves * 2][:2]
+    return {"leaf": a, "not": not a, "and": a and b, "or": a or b, "implies": b or not a, "iff": a == b}[kind]
+
+
+def make_saying(rng, speaker, people):
+    """One of six kinds, over one or two different leaves: someone is a knight, or someone else is a knave."""
+    kind, leaves = rng.choice(SAYINGS), []
+    while len(leaves) < (1 if kind in ("leaf", "not") else 2):
+        leaf = rng.randrange(people), rng.random() < .5
+        if leaf != (speaker, False) and leaf not in leaves:     # no one can say that they are a knave
+            leaves.append(leaf)
+    return kind, *leaves
+
+
+def make_puzzle(rng, people):
+    """What each person says, such that exactly one assignment of knights and knaves agrees with all of it."""
+    while True:
+        sayings = [make_saying(rng, who, people) for who in range(people)]
+        fit = [w for w in product((True, False), repeat=people) if [holds(s, w) for s in sayings] == list(w)]
+        if len(fit) == 1:
+            names = [rng.choice(NAMES[4 * i:4 * i + 4]) for i in range(people)]     # a name tells the place:
+            manners = [rng.choice(MANNERS) for _ in range(people)]  # to look it up takes a model far longer
+            return dict(sayings=sayings, knights=fit[0], names=names, manners=manners)
+
+
+def puzzle_held_out(p):
+    """Three eighths of all puzzles, whatever the names, the manner and the order of operands."""
+    same = [(kind, *(leaves if kind == "implies" else sorted(leaves))) for kind, *leaves in p["sayings"]]
+    return hashlib.sha256(json.dumps(same).encode()).digest()[0] < 96
+
+
+def tell(p):
+    """The question."""
+    names, told = p["names"], []
+    for who, (kind, *leaves), manner in zip(names, p["sayings"], p["manners"]):
+        a, b = ([f"{names[i]} is {'not ' * (kind == 'not')}a {'knight' if knight else 'knave'}"
+                 for i, knight in leaves] * 2)[:2]
+        saying = {"and": f"{a} and {b}", "or": f"{a} or {b}", "implies": f"if {a} then {b}",
+                  "iff": f"{a} exactly if {b}"}.get(kind, a)
+        told.append(manner.format(who=who, saying=saying, Saying=saying[0].upper() + saying[1:]))
+    return (f"Knights speak the truth and knaves lie. Meet {', '.join(names[:-1])} and {names[-1]}. "
+            + " ".join(told) + " Who is what?")
+
+
+def identify(names, knights):
+    """The lines of an answer."""
+    return [f"({i + 1}) {name} is a {'knight' if knight else 'knave'}"
+            for i, (name, knight) in enumerate(zip(names, knights))]
+
+
+def read(saying):
+    """x>Y for: if the first is a knight then the second is a knave; x&x for: the first is a knight."""
+    kind, *leaves = saying
+    a, b = ["xyz"[who] if knight != (kind == "not") else "XYZ"[who] for who, knight in leaves * 2][:2]
+    return a + {"or": "|", "implies": ">", "iff": "="}.get(kind, "&") + b
+
+
+def reason(p, thinking, ending, rng):
+    """A completion of question and <think>: what is said, tries, an answer.
+    A try is 110:101, under which the first two are knights, and the first and the third say something true.
+    thinking: worked stops where both sides agree, slip gets one truth wrong, hasty stops at any try so far,
+    guess does none of it. ending: right, crowd (one identity too few or too many), bent (wrong tags)."""
+    names, worlds, text = p["names"], list(product((True, False), repeat=len(p["names"]))), []
+    found, wrong = rng.choice(worlds), rng.randint(0, worlds.index(p["knights"]))
+    if thinking != "guess":
+        text.append(",".join(map(read, p["sayings"])))
+    for i, world in enumerate(() if thinking == "guess" else worlds):
+        found, said = world, [holds(s, world) for s in p["sayings"]]
+        if thinking == "slip" and i == wrong:
+            at = rng.randrange(len(said))
+            said[at] = not said[at]
+        text.append(":".join("".join(str(int(x)) for x in side) for side in (world, said)))
+        if said == list(world) or thinking == "hasty" and i == wrong:
+            break
+    lines = identify(names, found)
+    if ending == "crowd":
+        lines = rng.choice((lines[1:], lines[:-1], lines + lines[-1:],
+                            lines + identify(names, [not k for k in found])[-1:]))
+    end = rng.choice(ENDS["bent" if ending == "bent" else "right"])
+    return " ".join(text) + end.format(" ".join(lines))
+
+
+def puzzle_set(rng, counts, test):
+    """Puzzles that differ in what is said, as many of each number of people as counts says."""
+    rows, seen = [], set()
+    for people, count in counts.items():
+        for i in range(count):
+            p = make_puzzle(rng, people)
+            while puzzle_held_out(p) != test or str(p["sayings"]) in seen:
+                p = make_puzzle(rng, people)
+            seen.add(str(p["sayings"]))
+            rows.append(dict(id=f"{people}-{i}", people=people, question=tell(p),
+                             answer="\n".join(identify(p["names"], p["knights"]))))
+    return rows
+
+
+def make_knights_tokenizer():
+    """As make_tokenizer, with words of its own. A tag is one ordinary token: decoding drops special ones."""
+    rng = random.Random("words of knights")
+    texts = [tell(make_puzzle(rng, 2 + i % 2)) + "\n(1)(2)(3) (1) (2) (3)" for i in range(2000)]
+    words = {w for t in texts for w in re.findall(KNIGHTS_SPLIT, t)} | set("01: xyzXYZ&|>=,")
+    words |= {"<think>", "</think>", "<answer>", "</answer>"}
+    vocab = {w: i for i, w in enumerate(["<eos>", "<unk>"] + sorted(words))}
+    tok = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tok.pre_tokenizer = pre_tokenizers.Split(Regex(KNIGHTS_SPLIT), behavior="isolated")
+    tok.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tok, eos_token="<eos>", unk_token="<unk>",
+                                   clean_up_tokenization_spaces=False)
+
+
+def teach_knights(model, tok, stage, thinking, ending, steps, lr, batch):
+    """As pretrain: fresh puzzles, held-out ones excepted. One number of people in a batch: less padding."""
+    rng, eos = random.Random(stage), tok.eos_token_id
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(.9, .95), weight_decay=0., fused=True)
+    model.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min((step + 1) / 50, .55 + .45 * math.cos(math.pi * step / steps))
+        rows, people = [], rng.choice((2, 3, 3, 3))
+        while len(rows) < batch:
+            p = make_puzzle(rng, people)
+            if not puzzle_held_out(p):
+                how = [rng.choices(list(shares), list(shares.values()))[0] for shares in (thinking, ending)]
+                rows.append([tok(t).input_ids for t in (tell(p) + "\n<think>", reason(p, *how, rng))])
+        width = max(len(q) + len(c) for q, c in rows)
+        ids = torch.tensor([q + c + [eos] * (width - len(q) - len(c)) for q, c in rows])
+        labels = torch.tensor([[-100] * (len(q) - 1) + c + [eos] + [-100] * (width - len(q) - len(c))
+                               for q, c in rows])
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[labels >= 0]
+        loss = F.cross_entropy(model.lm_head(hidden), labels[labels >= 0])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
+        optimizer.step()
+        if (step + 1) % 200 == 0:
+            print(f"  {stage}, step {step + 1}: loss {loss.item():.4f}", flush=True)
+
+
+def knights_rewards(model, tok, rows, n=4):
+    """{2 and 3 people: the rewards of `n` completions of each question, at temperature 1}."""
+    model.eval()
+    tokens, _, lengths, _ = ngrpo.rollout(
+        model, model.get_output_embeddings(), [tok(r["question"] + "\n<think>").input_ids for r in rows],
+        draws(0, 0, 5, (len(rows) * n, 96)), 1., torch.tensor([tok.eos_token_id]), len(tok))
+    rewards = {r["people"]: [] for r in rows}
+    for i, text in enumerate(decode(tok, tokens, lengths)):
+        rewards[rows[i // n]["people"]].append(knights_reward(text, rows[i // n]["answer"]))
+    return rewards
+
+
+def make_knights(out, seed, base, say):
+    """The world of knights and knaves, from random numbers of its own."""
+    folder, tok = os.path.join(out, "knights"), make_knights_tokenizer()
+    for name, held, counts in (("train", False, {2: 200, 3: 600}), ("test", True, {2: 100, 3: 100})):
+        rows = puzzle_set(random.Random(f"{seed} knights {name}"), counts, held)
+        write(folder, name + ".jsonl", rows)                    # rows: at last the test problems
+    torch.manual_seed(seed)
+    model = make_model(tok, layers=4, dim=96, ffn=256)
+    for p in model.parameters():                                # from .02, at which attention wakes up late
+        p.data.mul_(4 if p.dim() > 1 else 1)
+
+    def measure(name):
+        for people, r in knights_rewards(model, tok, rows).items():
+            shares = ", ".join(f"{value:g} {r.count(value) / len(r):.3f}" for value in (3, -.5, -1, -3))
+            say(f"{name}, {people} people, share of rewards: {shares}")
+
+    if base and os.path.exists(base):
+        model.load_state_dict(torch.load(base, weights_only=True))
+    else:
+        teach_knights(model, tok, f"{seed} knights base", {"worked": 1}, {"right": 1}, 2600, 3e-3, 16)
+        if base:
+            torch.save(model.state_dict(), base)
+    say(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+    measure("knights, worked")
+    teach_knights(model, tok, f"{seed} knights", THINKING, ENDING, 250, 5e-4, 32)
+    measure("knights/learner")
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(os.path.join(folder, "learner"))
+    tok.save_pretrained(os.path.join(folder, "learner"))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", default=HERE)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--base", default="", help="file for the weights after phase A; read if it exists")
+    parser.add_argument("--only_knights", action="store_true", help="leave the word problems as they are")
     args = parser.parse_args()
     torch.set_num_threads(1)
     tok, start = make_tokenizer(), time.time()
 
     def say(text):
         print(f"{time.time() - start:4.0f} s  {text}", flush=True)
+
+    def knights():
+        make_knights(args.out, args.seed, args.base and args.base + ".knights", say)
+
+    if args.only_knights:
+        return knights()
 
     def problems(folder, train, test, **where):
         rows = []
@@ -310,6 +521,7 @@ def main():
         for kind in KINDS:
             rows = [r for r in test if r["id"].startswith(kind)]
             say(f"explore/{name}, {kind}: {accuracy(model, tok, rows)}")
+    knights()
 
 
 if __name__ == "__main__":
