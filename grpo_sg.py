@@ -67,12 +67,12 @@ from common import (
 HERE = os.path.dirname(os.path.abspath(__file__))
 LOGGED = ("logp_gap", "clip_frac", "entropy", "kl", "weight", "weight_low", "weight_high", "gated", "logit",
           "rare", "weighted_rare")              # rare: 1 - pi
-# B prompts, G group, N = B*G rows, P prompt and T completion tokens, V ids to sample, D hidden, w weights
+# B prompts, G group, N = B*G rows, P prompt and T completion tokens, V ids to sample, D hidden
 
 
 @dataclass
 class Config:
-    preset: str = HfArg(default="tiny", help="tiny, knights (CPU demos), one_gpu or paper; other flags override")
+    preset: str = HfArg(default="tiny", help="tiny, knights (on a CPU), one_gpu, paper; flags override")
     model: str = HfArg(default=f"{HERE}/tiny/learner", help="folder or hub name of a causal language model")
     data: str = HfArg(default=f"{HERE}/tiny/easy_train.jsonl", help="file, or hub owner/name:config:split")
     eval_data: list[str] = HfArg(default_factory=list, help="held-out problems, a table for each")
@@ -84,7 +84,7 @@ class Config:
     prompt_format: str = HfArg(default="{question}", help="the user turn; literal braces are doubled")
     system: str = HfArg(default="", help="system turn, if any")
     chat_template: Literal["auto", "none"] = HfArg(default="auto", help="auto: the tokenizer's, if any")
-    task: Literal["math", "knights"] = HfArg(default="math", help="which reward: an answer, or who is a knight")
+    task: Literal["math", "knights"] = HfArg(default="math", help="answers, or who is a knight")
     # rollout
     steps: int = HfArg(default=50, help="rollouts; 0 only evaluates")
     prompts: int = HfArg(default=16, help="B, prompts per rollout (paper 128, knights 64)")
@@ -139,7 +139,8 @@ PAPER = dict(                                       # Table 6; the rest: the bas
 KNIGHTS = dict(task="knights", model=f"{HERE}/tiny/knights/learner", data=f"{HERE}/tiny/knights/train.jsonl",
                eval_data=[f"{HERE}/tiny/knights/test.jsonl"], prompt_format="{question}\n<think>",
                max_new_tokens=96, steps=40)
-PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/easy_test.jsonl"]), knights=KNIGHTS, paper=PAPER, one_gpu=PAPER | dict(
+PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/easy_test.jsonl"]),
+               knights=KNIGHTS, paper=PAPER, one_gpu=PAPER | dict(
     model="Qwen/Qwen2.5-1.5B", steps=200, prompts=32, max_new_tokens=3072, max_rows=128, eval_samples=8,
     eval_data=["math-ai/amc23::test"], ks=[1, 8]))                      # sizes are ours, not yet measured
 

@@ -62,7 +62,7 @@ from common import (
     report, save_checkpoint, stop_on_signal, write_line)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# B prompts, G group, N = B*G rows, P prompt and T completion tokens, V ids to sample, D hidden, K candidates
+# B prompts, G group, N = B*G rows, P prompt and T completion tokens, V ids to sample, D hidden
 
 
 @dataclass
@@ -331,7 +331,7 @@ def evaluate(model, tokenizer, problems, samples, ks, max_new_tokens, temperatur
         model, prompts=[p["prompt"] for p in problems], u=u.to(how["eos_ids"].device),
         gate=gate < mix_rate, temperature=temperature or 1., top_p=top_p if temperature else 0., **how)
     texts = decode(tokenizer, tokens, lengths)
-    right = [reward(text, problems[i // samples]["answer"]) == 1 for i, text in enumerate(texts)]
+    right = [reward(text, problems[i // samples]["answer"]) > 0 for i, text in enumerate(texts)]
     return pass_table(torch.tensor(right).view(-1, samples), ks)
 
 
@@ -429,7 +429,7 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
 
         count, ended = lengths.sum().item(), torch.isin(tokens.gather(1, lengths[:, None] - 1), eos_ids)
         report(out, "step", step, peak_gib=peak_gib(device), reward=rewards, dead=A.view(-1, G).eq(0).all(1),
-               correct=rewards == 1, length=lengths, truncated=~ended, mixed_share=len(mixed["row"]) / count,
+               correct=rewards > 0, length=lengths, truncated=~ended, mixed_share=len(mixed["row"]) / count,
                **met, mix_cosine=mixed["cosine"], mix_cosine_min=mixed["cosine"].sort().values[:1],
                anchor_weight=mixed["weight"][..., :1], tokens_per_s=count / (clock[-1] - clock[0]),
                **{f"seconds_{k}": b - a for k, a, b in zip(("rollout", "grade", "update"), clock, clock[1:])})

@@ -151,7 +151,7 @@ def test_knights_learner_is_small_and_its_ids_survive():
     model, tokenizer, eos_ids, V = common.load_model(folder)
     assert tokenizer.get_vocab() == make.make_knights_tokenizer().get_vocab() and V == len(tokenizer)
     assert eos_ids.tolist() == [tokenizer.eos_token_id] and model.config.model_type == "llama"
-    rng, longest = random.Random(3), 0
+    rng = random.Random(3)
     for i in range(500):
         p = make.make_puzzle(rng, 2 + i % 2)
         prompt = common.encode_prompt(tokenizer, make.tell(p), "{question}\n<think>")
