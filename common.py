@@ -68,6 +68,7 @@ def parse_config(Config, presets, argv=None):
     except (RuntimeError, AssertionError) as error:
         refuse(f"--device {cfg.device}: not available here", error)
     cfg.compute_dtype = cfg.compute_dtype or ("bfloat16" if cfg.device.startswith("cuda") else "float32")
+    odd = [k for k, v in vars(cfg).items() if isinstance(v, (int, float)) and not 0 <= v < math.inf]
     for fine, why in (
             (cfg.group >= 2, "--group must be at least 2: advantages compare the completions of one prompt"),
             (min(cfg.prompts, cfg.max_new_tokens, cfg.max_rows, cfg.micro_tokens, cfg.inner_epochs) >= 1,
@@ -75,8 +76,7 @@ def parse_config(Config, presets, argv=None):
             (1 <= cfg.minibatches <= cfg.prompts and cfg.prompts % cfg.minibatches == 0,
              f"--minibatches must divide --prompts ({cfg.prompts})"),
             (cfg.temperature > 0, "--temperature must be above 0: greedy completions are all alike"),
-            (min(cfg.eval_temperature, cfg.lr, cfg.warmup, cfg.weight_decay, cfg.eval_problems) >= 0,
-             "--eval_temperature, --lr, --warmup, --weight_decay, --eval_problems must be at least 0"),
+            (not odd, f"--{', --'.join(odd)} must be finite and at least 0"),
             (0 < cfg.eval_top_p <= 1, "--eval_top_p must lie in (0, 1]"),
             ("{question}" in cfg.prompt_format, "--prompt_format must hold {question}"),
             (cfg.ks and 1 <= min(cfg.ks) <= max(cfg.ks) <= cfg.eval_samples,

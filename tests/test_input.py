@@ -48,6 +48,7 @@ def test_bad_problem_files(tmp_path, capsys, monkeypatch, text, reason):
     (["--eval_top_p", "1.5"], "--eval_top_p"), (["--max_rows", "0"], "at least 1"),
     (["--mix_rate", "2"], "--mix_rate"), (["--mix_k", "0"], "--mix_k"), (["--mix_k", "1000"], "--mix_k"),
     (["--resume", "nowhere"], "nowhere"), (["--lr", "-1"], "at least 0"), (["--warmup", "-1"], "at least 0"),
+    (["--steps", "-1", "--lr", "nan", "--grad_clip", "inf"], "--steps, --lr, --grad_clip must be finite and at least 0"),
     (["--device", "gpu"], "--device gpu: not available"), (["--prompt_format", "Solve it."], "must hold {question}"), (["--data", "owner/name"], "pip install datasets")])
 def test_bad_flags(capsys, monkeypatch, argv, reason):
     """A group of one (ms-swift issue3980), sizes that do not divide (trl issue2858): a sentence each."""
