@@ -1,12 +1,12 @@
-"""What the methods do on the tiny worlds: arms x seeds, each a run of a script, into one JSONL; then the tables.
+"""What the methods do on the tiny worlds: arms x seeds, each a script's run, in one JSONL; then the tables.
 
     python bench/study.py --only sg             GRPO-SG beside plain GRPO and its baselines: forty minutes
     python bench/study.py --only sg --table     the tables again, from the runs on record
 
-Runs already on record with the same flags are not made again, so a study can be stopped and gone on with; a run
-that fails is shown and counted, and made again next time. Each run is trained on one thread, --jobs at a time, and
-evaluated before and after on the first 300 held-out problems x 16 with the same draws, so that arms are paired by
-problem, and by seed also in prompts and uniforms. The first arm of a setting is what the others are compared with.
+Runs on record with the same flags are not made again, so a study can be stopped and gone on with; one that
+fails is shown and counted, and made again next time. Each has one thread, --jobs go side by side. Evaluations,
+before and after, are of the first 300 held-out problems x 16 with the same draws: arms are paired by problem,
+and by seed in prompts and uniforms too. The first arm of a setting is what the others are compared with.
 """
 import argparse
 import json
@@ -29,10 +29,10 @@ T975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262
 T800 = (math.nan, 1.376, 1.061, .978, .941, .920, .906, .896, .889, .883)
 
 SG = dict(none="--weighting none", sg="", reverse="--weighting reverse",
-          constant="--weight_low 1.15 --weight_high 1.15",      # about sg's mean here: weight without its shape
+          constant="--weight_low 1.15 --weight_high 1.15",      # about sg's mean here, without its shape
           top_entropy="--weighting top_entropy", ar="--weighting ar", lopti="--weighting lopti",
           surrogate="--weight_place surrogate")
-STUDIES = dict(                                 # study: [(setting, script, flags of all arms, {arm: its flags})]
+STUDIES = dict(                             # study: [(setting, script, flags of all arms, {arm: its flags})]
     sg=[("easy, lr 1e-4, 1 update", "grpo_sg.py", "--steps 40 --lr 1e-4", SG),
         ("easy, lr 3e-4, 4 updates", "grpo_sg.py", "--steps 40 --lr 3e-4 --minibatches 4", SG)])
 
@@ -49,8 +49,8 @@ def run(plan):
     """One training run, as the line that stays of it; the run's folder does not."""
     study, setting, arm, seed, command = plan
     with tempfile.TemporaryDirectory() as out:
-        done = subprocess.run([sys.executable, *command, "--out", out], cwd=ROOT, capture_output=True, text=True,
-                              env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"})
+        done = subprocess.run([sys.executable, *command, "--out", out], cwd=ROOT, capture_output=True,
+                              text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-500:]}{done.stderr[-500:]}")
         with open(os.path.join(out, "metrics.jsonl")) as f:
@@ -59,11 +59,12 @@ def run(plan):
     evals = [{k: v for k, v in r.items() if k != "kind"} for r in rows if r["kind"] == "eval"]
     if evals[-1]["step"] != rows[0]["config"]["steps"]:
         raise RuntimeError(f"{' '.join(command)}: stopped before its end")
-    columns = {k: [r[k] for r in steps] for k in steps[0] if isinstance(steps[0][k], (int, float))}
-    mean = {k: sum(x for x in v if x is not None) / max(1, sum(x is not None for x in v)) for k, v in columns.items()}
+    columns = {k: [r[k] for r in steps] for k in steps[0] if k not in ("kind", "step")}
+    columns = {k: torch.tensor([math.nan if x is None else x for x in v]) for k, v in columns.items()}
+    mean = {k: None if v.isnan().all() else v.nanmean().item() for k, v in columns.items()}
     origin = {k: rows[0][k] for k in ("git", "device", "torch", "transformers")}
     return dict(study=study, setting=setting, arm=arm, seed=seed, command=command, evals=evals, mean=mean,
-                series={k: [x if x is None else float(f"{x:.3g}") for x in columns[k]] for k in SERIES}, **origin)
+                series={k: [float(f"{x:.3g}") for x in columns[k].nan_to_num(0)] for k in SERIES}, **origin)
 
 
 def spikes(norms, width=21, factor=3):
@@ -107,7 +108,7 @@ def table(lines):
                 cells += [f"{mean:+.3f} ± {half:.3f}", f"{least:.3f}"][:1 + (k == "pass@1")]
         series = [runs[s]["series"] for s in seeds]
         dead = [sum(x["dead"][-(len(x["dead"]) // 4):]) / (len(x["dead"]) // 4) for x in series]
-        norms = [[g for g in x["grad_norm"] if g is not None] for x in series]
+        norms = [[g for g in x["grad_norm"] if g] for x in series]       # 0: no live group, no step
         cv = [torch.tensor(g).std().item() / torch.tensor(g).mean().item() for g in norms]
         smooth = [[sum(x["reward"][i:i + 5]) / 5 for i in range(len(x["reward"]) - 4)] for x in series]
         columns = (dead, [sum(g) / len(g) for g in norms], cv, list(map(spikes, norms)), list(map(max, smooth)))
