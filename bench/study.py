@@ -52,15 +52,16 @@ def run(plan):
         done = subprocess.run([sys.executable, *command, "--out", out], cwd=ROOT, capture_output=True,
                               text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         if done.returncode:
-            raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-500:]}{done.stderr[-500:]}")
+            raise ChildProcessError(f"{' '.join(command)}\n{done.stdout[-500:]}{done.stderr[-500:]}")
         with open(os.path.join(out, "metrics.jsonl")) as f:
             rows = [json.loads(line) for line in f]
     steps = [r for r in rows if r["kind"] == "step"]
     evals = [{k: v for k, v in r.items() if k != "kind"} for r in rows if r["kind"] == "eval"]
     if evals[-1]["step"] != rows[0]["config"]["steps"]:
-        raise RuntimeError(f"{' '.join(command)}: stopped before its end")
+        raise ChildProcessError(f"{' '.join(command)}: stopped before its end")
     columns = {k: [r[k] for r in steps] for k in steps[0] if k not in ("kind", "step")}
-    columns = {k: torch.tensor([math.nan if x is None else x for x in v]) for k, v in columns.items()}
+    columns = {k: torch.tensor([math.nan if x is None else x for x in v], dtype=torch.double)
+               for k, v in columns.items()}
     mean = {k: None if v.isnan().all() else v.nanmean().item() for k, v in columns.items()}
     origin = {k: rows[0][k] for k in ("git", "device", "torch", "transformers")}
     return dict(study=study, setting=setting, arm=arm, seed=seed, command=command, evals=evals, mean=mean,
@@ -139,7 +140,7 @@ def main(argv=None):
         for future in tqdm(as_completed(futures), total=len(left), desc="runs", disable=not left):
             try:
                 line = future.result()
-            except RuntimeError as error:
+            except ChildProcessError as error:
                 tqdm.write(f"failed: {error}", file=sys.stderr)
                 failed += 1
                 continue
