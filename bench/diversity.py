@@ -22,8 +22,8 @@ gradient of the FIRST model's log-prob of token t. The paper has it constant for
 with L for another policy. Of samples of the very distribution scored it is 1 exactly: only being off-policy
 can exceed that. So the first model at another temperature is scored at both. A backward a token: tiny models.
 
-    python bench/diversity.py --coherence 4         the tiny pair, the learner at T=1.5 too: under two minutes
-    python bench/diversity.py --models FOLDER@0.7 FOLDER@1 --data FILE --n 5 --samples 8 \
+    python bench/diversity.py --coherence 4         the tiny pair, the learner at T=1.5 too: three minutes
+    python bench/diversity.py --models FOLDER@0.7 FOLDER@1 --data FILE --n 6 --samples 8 \
         --max_new_tokens 160 --prompt_format '{question} Put the final answer in \boxed{{}}.'
 
 --models: folders or hub names, @temperature behind (else 1). --out FILE gets a JSON line for each row.

@@ -232,6 +232,8 @@ def test_coherence_of_given_norms():
     assert R == pytest.approx((9 + 2 + 2 + 1) / (3 + 2 + 2 + 6))
     parts = np.array([(2 + 1) / (2 + 6), (9 + 2) / (3 + 2)])
     assert se == pytest.approx(math.sqrt(1 / 2 * ((parts - parts.mean()) ** 2).sum()))
+    R, se = coherence([[torch.tensor([x])] for x in (1., 2., 6.)], [[torch.ones(1)]] * 3, 1)     # of a plain mean
+    assert (R, se) == pytest.approx((3, math.sqrt(7 / 3)))                  # the jackknife is s / sqrt(n)
     same = [[torch.full((4,), 1.).cumsum(0).square()] * 2] * 3              # all gradients alike: R grows as L
     assert [coherence(same, [[torch.ones(4)] * 2] * 3, L)[0] for L in (1, 2, 4)] == pytest.approx([1, 2, 4])
 
@@ -273,7 +275,36 @@ def test_the_command(tmp_path, capsys):
         ("learner@1", 1), ("learner@1", 1), ("learner@1.5", 1), ("learner@1.5", 1.5)]
     assert all(line["R"][0] == [pytest.approx(1), pytest.approx(0, abs=1e-6)] for line in tables["coherence"])
     assert lines[0]["samples"] == 6 and lines[0]["git"] is not None and os.sep + "tiny" not in json.dumps(lines)
+    right, every = tables["right samples"][0], tables["pass@k"][0]
+    assert 0 < right["questions"]["edit"] < 4 and every["questions"]["pass@1"] == 4
     assert "learner@1.5 - learner@1" in capsys.readouterr().out
+
+
+def test_answers_are_those_of_rollout():
+    """Question by question, right by that question's answer; ids lose the EOS and nothing else."""
+    from types import SimpleNamespace
+    cfg = SimpleNamespace(seed=1, samples=8, max_new_tokens=22, device="cpu")
+    model, tokenizer, eos_ids, V = diversity.load_model(os.path.join(TINY, "explore", "explorer"))
+    problems = diversity.load_problems(os.path.join(TINY, "explore", "test.jsonl"))[:6]
+    prompts = [diversity.encode_prompt(tokenizer, p["question"]) for p in problems]
+    found = diversity.answer(cfg, model, tokenizer, eos_ids, V, problems, prompts, 1.)
+    assert [len(q) for q in found] == [8] * 6
+    for q, p in zip(found, problems):
+        for s in q:
+            assert s["right"] == diversity.check_answer(s["text"], p["answer"])
+            assert s["ids"] == [i for i in s["tokens"] if i not in eos_ids.tolist()]
+            assert s["text"] == tokenizer.decode(s["ids"])
+    every = [s for q in found for s in q]
+    assert 0 < sum(s["right"] for s in every) < 48 and {len(s["tokens"]) - len(s["ids"]) for s in every} == {0, 1}
+
+
+def test_table_by_hand(capsys):
+    from types import SimpleNamespace
+    one, two = [dict(x=1.), dict(x=2.), dict(x=6.), {}], [dict(x=2.), dict(x=2.), dict(x=8.), dict(x=9.)]
+    diversity.show(SimpleNamespace(out=""), "title", ["a", "b"], [one, two], ["x", "y"])
+    rows = [line.split() for line in capsys.readouterr().out.strip().split("\n")]
+    assert rows == [["title", "x", "y"], ["questions", "3", "0"], ["a", "3.000", "(1.528)", "-"],
+                    ["b", "4.000", "(2.000)", "-"], ["b", "-", "a", "1.000", "(0.577)", "-"]]
 
 
 @pytest.mark.parametrize("argv", [["--models", "x@0"], ["--models", "x@hot"], ["--samples=1"], ["--n=1"],
@@ -281,7 +312,8 @@ def test_the_command(tmp_path, capsys):
 def test_refused_in_a_sentence(argv, capsys):
     with pytest.raises(SystemExit):
         diversity.main(argv)
-    assert capsys.readouterr().err.startswith("error: --")
+    error = capsys.readouterr().err
+    assert error.startswith("error: --") and ("temperature" in error) == ("x@" in argv[-1])
 
 
 def test_width():
