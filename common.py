@@ -301,13 +301,14 @@ def read_problem(record, where):
     """One problem, from the field names of the common public sets."""
     if not isinstance(record, dict):
         refuse(f"{where}: an object {{\"question\": …, \"answer\": …}} was expected")
-    question = next((record[k] for k in ("question", "problem", "prompt") if record.get(k)), None)
+    question = next((record[k] for k in ("question", "problem", "prompt", "quiz") if record.get(k)), None)
     if isinstance(question, list):                      # chat turns: the last of the user's
         turns = [t for t in question if isinstance(t, dict) and t.get("role") == "user"]
         question = turns[-1].get("content") if turns else None
     if not isinstance(question, str) or not question.strip():
         refuse(f"{where}: no question (a text in \"question\", \"problem\" or \"prompt\")")
-    found = [record[k] for k in ("answer", "final_answer") if record.get(k) not in (None, "", [])]
+    fields = "answer", "final_answer", "solution_text_format"
+    found = [record[k] for k in fields if record.get(k) not in (None, "", [])]
     found += [extract_answer(record["solution"])] if isinstance(record.get("solution"), str) else []
     if not found or found[0] is None:           # of a solution its last box counts, never the whole text
         refuse(f"{where}: no answer (text or number or list in \"answer\", or a box in \"solution\")")

@@ -72,7 +72,7 @@ LOGGED = ("logp_gap", "clip_frac", "entropy", "kl", "weight", "weight_low", "wei
 
 @dataclass
 class Config:
-    preset: str = HfArg(default="tiny", help="tiny, knights (on a CPU), one_gpu, paper; flags override")
+    preset: str = HfArg(default="tiny", help="tiny, knights; one_gpu, paper, paper_knights; flags override")
     model: str = HfArg(default=f"{HERE}/tiny/learner", help="folder or hub name of a causal language model")
     data: str = HfArg(default=f"{HERE}/tiny/easy_train.jsonl", help="file, or hub owner/name:config:split")
     eval_data: list[str] = HfArg(default_factory=list, help="held-out problems, a table for each")
@@ -137,10 +137,17 @@ PAPER = dict(                                       # Table 6; the rest: the bas
     lr=1e-6, warmup=0, grad_checkpoint=True, max_rows=256, save_every=10, eval_every=50, eval_problems=500,
     eval_samples=16, ks=[1, 16])                    # the paper's ORZ run: another --data, nothing else
 KNIGHTS = dict(task="knights", model=f"{HERE}/tiny/knights/learner", data=f"{HERE}/tiny/knights/train.jsonl",
-               eval_data=[f"{HERE}/tiny/knights/test.jsonl"], prompt_format="{question}\n<think>",
-               max_new_tokens=96, steps=40)
-PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/easy_test.jsonl"]),
-               knights=KNIGHTS, paper=PAPER, one_gpu=PAPER | dict(
+               eval_data=[f"{HERE}/tiny/knights/test_{n}.jsonl" for n in (2, 3)],
+               prompt_format="{question}\n<think>", max_new_tokens=96, steps=40)
+TURNS = ("<|im_start|>system\nReason inside <think> </think>, then answer inside <answer> </answer>: who "
+         "each person is, a line each, like (1) Zoey is a knight<|im_end|>\n<|im_start|>user\n{question}"
+         "<|im_end|>\n<|im_start|>assistant\n<think>")                 # our words
+PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/easy_test.jsonl"]), knights=KNIGHTS, paper=PAPER,
+               paper_knights=PAPER | dict(
+    task="knights", model="Qwen/Qwen2.5-3B-Instruct", prompt_format=TURNS, temperature=.7, prompts=64,
+    data="K-and-K/knights-and-knaves:train:3ppl+4ppl+5ppl+6ppl+7ppl", steps=390, max_prompt_tokens=400,
+    eval_data=[f"K-and-K/knights-and-knaves:test:{n}ppl" for n in (3, 4, 5, 6, 7)], eval_samples=1, ks=[1],
+    eval_problems=100, eval_temperature=0.), one_gpu=PAPER | dict(
     model="Qwen/Qwen2.5-1.5B", steps=200, prompts=32, max_new_tokens=3072, max_rows=128, eval_samples=8,
     eval_data=["math-ai/amc23::test"], ks=[1, 8]))                      # sizes are ours, not yet measured
 

@@ -5,6 +5,7 @@ import os
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import grpo_sg
 import ngrpo
 
 pytestmark = pytest.mark.real
@@ -12,11 +13,13 @@ BOX = "{question}\nLet's think step by step and output the final answer within \
 
 
 @pytest.mark.slow
-def test_two_steps_on_gsm8k(tmp_path, smollm, shared):
-    """Mixed share near rho, blends close to the anchor (the paper: mean cosine .9985 on its model; .95 would be
-    the double softmax of D2), sampler and trainer agree to rounding, and the export is an ordinary model."""
+@pytest.mark.parametrize("script", [ngrpo, grpo_sg], ids=lambda s: s.__name__)
+def test_two_steps_on_gsm8k(tmp_path, smollm, shared, script):
+    """Sampler and trainer agree to rounding, and the export is an ordinary model. N-GRPO: mixed share near rho, blends
+    close to the anchor (the paper: mean cosine .9985 on its model; .95 would be the double softmax of D2). GRPO-SG:
+    selected logits of a real model are where its constants can tell them apart."""
     out = str(tmp_path / "run")
-    ngrpo.main(["--model", smollm, "--data", os.path.join(shared, "gsm8k_test.jsonl"), "--eval_data",
+    script.main(["--model", smollm, "--data", os.path.join(shared, "gsm8k_test.jsonl"), "--eval_data",
                 os.path.join(shared, "gsm8k_test.jsonl"), "--prompt_format", BOX, "--steps", "2", "--prompts", "3",
                 "--group", "4", "--max_new_tokens", "96", "--eval_problems", "2", "--eval_samples", "2", "--ks", "1",
                 "--lr", "1e-6", "--temperature", ".7", "--kl_coef", ".001", "--minibatches", "3",
@@ -25,8 +28,11 @@ def test_two_steps_on_gsm8k(tmp_path, smollm, shared):
         steps = [r for r in map(json.loads, f) if r["kind"] == "step"]
     assert len(steps) == 2
     for r in steps:
-        assert .05 < r["mixed_share"] < .16 and r["mix_cosine"] > .99 and r["logp_gap_max"] < 1e-3
-        assert r["logp_gap"] < 2e-5
+        assert r["logp_gap"] < 2e-5 and r["logp_gap_max"] < 1e-3
+        if script is ngrpo:
+            assert .05 < r["mixed_share"] < .16 and r["mix_cosine"] > .99
+        else:
+            assert 5 < r["logit"] < 40 and .9 <= r["weight_min"] < r["weight"] < r["weight_max"] <= 1.4
     model = AutoModelForCausalLM.from_pretrained(out + "/model")
     tokenizer = AutoTokenizer.from_pretrained(out + "/model")
     ids = tokenizer("The capital of France is", return_tensors="pt").input_ids

@@ -20,6 +20,8 @@ import make  # noqa: E402
 
 
 def rows(name):
+    if name == "knights/test.jsonl":                    # a file for each number of people: a table for each
+        return rows("knights/test_2.jsonl") + rows("knights/test_3.jsonl")
     with open(os.path.join(TINY, name)) as f:
         return [json.loads(line) for line in f]
 

@@ -434,8 +434,9 @@ def make_knights(out, seed, base, say):
     folder, tok = os.path.join(out, "knights"), make_knights_tokenizer()
     for name, held, counts in (("train", False, {2: 200, 3: 600}), ("test", True, {2: 100, 3: 100})):
         rows = puzzle_set(random.Random(f"{seed} knights {name}"), counts, held)
-        write(folder, name + ".jsonl", rows)                    # rows: at last the test problems
-    torch.manual_seed(seed)
+        for part, kept in (("train", (2, 3)),) if name == "train" else (("test_2", (2,)), ("test_3", (3,))):
+            write(folder, part + ".jsonl", [row for row in rows if row["people"] in kept])
+    torch.manual_seed(seed)                                     # rows: at last the test problems
     model = make_model(tok, layers=4, dim=96, ffn=256)
     for p in model.parameters():                                # from .02, at which attention wakes up late
         p.data.mul_(4 if p.dim() > 1 else 1)
