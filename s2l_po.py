@@ -7,13 +7,12 @@ it at first, ever less, nothing from step N on. The rewards of a group are norma
 learner is trained on all its rows. All else is plain GRPO.
 
 At step i = 1, 2, .. with G rows a group and N annealing steps:
-    alpha_i = 1 - (i - 1) / (N - 1) for i <= N, else 0               the explorer's share    (Algorithm 1)
-    G_w = ceil(alpha_i G) rows of the explorer pi_w,  G - G_w of the learner pi              (Algorithm 1)
-    A_i = (R_i - mean R) / (std R + 1e-6), R the rewards of all G rows of a prompt           (1)
-    J   = mean over tokens of min(r A, clip(r, 1-eps, 1+eps) A) - beta KL,                   (2)
-          r = pi(o_t | h) / pi_old(o_t | h), pi_old the learner before the update, whoever wrote the row: D2
-At a rollout's first update every ratio is 1: right answers that the learner finds next to impossible are
-imitated, wrong ones pushed away. Over pi_w (--ratio behaviour) r is near 0 there, and so is what is learned.
+    alpha_i = 1 - (i - 1) / (N - 1) for i <= N, else 0      the explorer's share              (Algorithm 1)
+    G_w = ceil(alpha_i G) rows of the explorer pi_w,  G - G_w of the learner pi               (Algorithm 1)
+    A_i = (R_i - mean R) / (std R + 1e-6), R the rewards of all G rows of a prompt            (1)
+    J   = mean over tokens of min(r A, clip(r, 1-eps, 1+eps) A) - beta KL, r = pi / pi_old    (2)
+pi_old is the learner before the update, whoever wrote the row: D2. In a rollout's first, r = 1: right answers
+that it finds next to impossible are imitated, wrong ones pushed away; over pi_w r would be near 0.
 
 The paper's counts, and a group of which the explorer wrote the first four rows:
     >>> [explorer_count(step, 16, "linear", 8) for step in range(1, 10)]
@@ -32,8 +31,7 @@ Where paper and released code part or the paper is silent, and what this file do
     D6 the explorer samples as the run goes; the release reads 32 rows a prompt from a file, cut to 4096
     D7 counts in integers: ceil of floats is one off in places (N 13, G 12); N = 1 is one step of explorer
     D8 a row ends at any EOS of either model, whoever writes it
-    D9 --schedule step, the explorer alone up to N / 2, has as many rows as linear; the paper's is not given
-    D10 --explorer_rows positive, without the explorer's rows of negative advantage, is not in the paper
+    D9 --schedule step switches at N / 2 (paper: not given); --explorer_rows positive, without A < 0, is ours
 Left out: several GPUs, vLLM, LoRA, an entropy bonus; of evaluation top-k 20, presence penalty, 38,912 tokens.
 
     python s2l_po.py                      a minute on a laptop CPU: held-out accuracy from .25 to .7 or more
@@ -87,13 +85,13 @@ class Config:
     max_rows: int = HfArg(default=1024, help="rows decoded at once: bounds the cache's memory")
     # the method
     explorer: str = HfArg(default=f"{HERE}/tiny/explore/explorer", help="frozen, of the learner's token ids")
-    schedule: Literal["linear", "constant", "step", "off"] = HfArg(default="linear", help="off: plain GRPO")
+    schedule: Literal["linear", "constant", "step", "off"] = HfArg(default="linear", help="off is plain GRPO")
     anneal_steps: int = HfArg(default=0, help="N, first step without explorer; 0: steps // 2 (paper 8)")
     constant_count: int = HfArg(default=4, help="G_w of --schedule constant; G: explorer only")
     explorer_temperature: float = HfArg(default=1., help="of the explorer's sampling (release .7)")
     explorer_top_p: float = HfArg(default=1., help="nucleus of the explorer's sampling (release .95)")
-    explorer_rows: Literal["all", "positive"] = HfArg(default="all", help="positive: no A < 0 (D10)")
-    ratio: Literal["recompute", "tis", "behaviour"] = HfArg(default="recompute", help="on explorer rows (D2)")
+    explorer_rows: Literal["all", "positive"] = HfArg(default="all", help="positive: without A < 0 (D9)")
+    ratio: Literal["recompute", "tis", "behaviour"] = HfArg(default="recompute", help="of explorer rows (D2)")
     # update
     aggregation: Literal["sequence", "group", "token"] = HfArg(default="token", help="release token (D3)")
     clip_low: float = HfArg(default=.2, help="eps below 1 (release .2)")
@@ -402,7 +400,7 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state, ex
         texts = decode(tokenizer, tokens, lengths)
         rewards = torch.tensor([reward(text, p["answer"]) for text, p in zip(texts, batch)])
         A = advantages(rewards.double().view(-1, G)).flatten()                                        # (1)
-        if cfg.explorer_rows == "positive":                     # D10: the others in the denominators alone
+        if cfg.explorer_rows == "positive":                     # D9: the others in the denominators alone
             A[foreign.cpu() & (A < 0)] = 0
         clock.append(time.time())
         model.train()                                           # for layer checkpointing; every dropout is 0
@@ -414,7 +412,7 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state, ex
 
         for source, net, its in (("explorer", explorer, slice(w)), ("learner", model, slice(w, G))):
             r, read = rewards.view(-1, G)[:, its], lengths.view(-1, G)[:, its].sum().item()
-            size = sum(p.numel() for p in net.parameters()) if read else 0
+            size = net.num_parameters() if read else 0
             met |= {f"{source}_reward": r, f"{source}_tokens": read,    # dead: no spread among its own rows
                     f"{source}_dead": (r == r[:, :1]).all(1)[:read],    # flops: each prompt is read once, and
                     f"{source}_flops": 2 * size * (read + sum(map(len, prompts)))}      # no attention counted
@@ -439,16 +437,18 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state, ex
 def main(argv=None):
     cfg, state = parse_config(Config, PRESETS, argv)
     cfg.anneal_steps = cfg.anneal_steps or max(1, cfg.steps // 2)       # now a number: resuming keeps N
-    if not (cfg.explorer_temperature > 0 < cfg.explorer_top_p <= 1 and cfg.constant_count <= cfg.group):
-        refuse("--explorer_temperature must be above 0, --explorer_top_p in (0, 1], --constant_count <= G")
+    if not (cfg.explorer_temperature > 0 < cfg.explorer_top_p <= 1 and cfg.constant_count <= cfg.group
+            and (cfg.dual_clip > 1 or cfg.dual_clip == 0)):
+        refuse("--explorer_temperature must be above 0, --explorer_top_p in (0, 1], --constant_count at most "
+               "--group, --dual_clip 0 or above 1")
     sets, explorer = [(name, load_problems(name)) for name in (cfg.data, *cfg.eval_data)], None
     model, tokenizer, eos_ids, V = load_model(cfg.model, cfg.device)
     if cfg.schedule != "off":
         explorer, its_tokenizer, its_eos, its_V = load_model(cfg.explorer, cfg.device)
         if its_tokenizer.get_vocab() != tokenizer.get_vocab() or its_V != V:
             refuse(f"--explorer {cfg.explorer}: its token ids are not those of --model {cfg.model}")
-        gib = sum(p.numel() for p in explorer.requires_grad_(False).parameters()) / 2 ** 28
-        print(f"explorer: {gib:.2f} GiB in float32, half in bfloat16, beside the memory estimated below")
+        explorer.requires_grad_(False)
+        print(f"explorer: {explorer.num_parameters() / 2 ** 28:.2f} GiB in float32 beside the memory below")
         eos_ids = torch.cat([eos_ids, its_eos]).unique()                                        # D8
         sets[:1] = encode_problems(cfg, explorer, tokenizer, sets[:1])      # what fits its positions, too
     (_, problems), *eval_sets = encode_problems(cfg, model, tokenizer, sets)
