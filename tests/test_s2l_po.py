@@ -557,9 +557,16 @@ def learn(tmp_path, *flags):
     return before, after
 
 
+def test_it_learns(tmp_path):
+    """A quarter of the demo, most of whose rows are still the explorer's."""
+    before, after = learn(tmp_path, "--steps", "12", "--anneal_steps", "24", "--eval_problems", "60", "--eval_samples", "4",
+                          "--ks", "1", "--save_every", "0")
+    assert after - before > .1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_demo(tmp_path, seed):
-    """`python s2l_po.py` as it is; plain GRPO ends at .57 (seed 1)."""
+    """`python s2l_po.py` as it is; with seeds 1, 2, 3 it ended at .73, .76, .74, plain GRPO at .57 (seed 1)."""
     before, after = learn(tmp_path, "--seed", str(seed))
-    assert before < .3 and after > .62
+    assert before < .3 and after > .66
