@@ -342,8 +342,8 @@ def read_gold(gold):
 # --- a run: its random numbers, order, schedule and folder --------------------------------------------------
 def draws(seed, step, stream, shape):
     """Uniforms for one purpose of one step: no generator to save, and no stream disturbs another. Streams:
-    0 tokens, 1 gates, 2 and 3 the same in evaluation, 4 order of problems, 5 benches. Hashed to 32 bits, as
-    torch's CPU generator reads no more of a seed."""
+    0 tokens, 1 gates, 2 and 3 the same in evaluation, 4 order of problems, 5 benches, 6 an explorer's tokens.
+    Hashed to 32 bits, as torch's CPU generator reads no more of a seed."""
     hashed = random.Random(f"{seed} {step} {stream}").getrandbits(32)
     return torch.rand(shape, generator=torch.Generator().manual_seed(hashed))
 

@@ -1,21 +1,23 @@
-"""The scripts side by side: what differs is the papers, and with both methods off the run is the same to the bit."""
+"""The scripts side by side: what differs is the papers, and with their methods off the run is the same to the bit."""
 import ast
 import os
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, TINY
 from test_saving import SMALL, lines
 
 import grpo_sg
 import ngrpo
+import s2l_po
 
-SCRIPTS = ["ngrpo", "grpo_sg"]
+SCRIPTS = ["ngrpo", "grpo_sg", "s2l_po"]
 INTENDED = dict(                                        # function: why it is not the same in every script
-    nearest="N-GRPO's neighbours", mixture="N-GRPO's mixtures", mix="N-GRPO's mixtures", rollout="N-GRPO mixes its inputs",
+    nearest="N-GRPO's neighbours", mixture="N-GRPO's mixtures", mix="N-GRPO's mixtures", rollout="N-GRPO mixes its inputs, S2L-PO records a nucleus",
+    explorer_count="S2L-PO's schedule", nucleus="S2L-PO's explorer", join="S2L-PO's two sources", denominator="S2L-PO's ratios",
     knights_reward="GRPO-SG's second task", selected_logit="GRPO-SG's h", sharpness_weight="GRPO-SG's w", token_weights="GRPO-SG and its baselines",
-    score="N-GRPO rebuilds mixed inputs, GRPO-SG takes h along", policy_loss="N-GSPO; GRPO-SG's weights",
-    evaluate="N-GRPO may mix in evaluation", update="GRPO-SG's weights and passes", train="what a step draws and logs",
+    score="N-GRPO rebuilds mixed inputs, GRPO-SG takes h along", policy_loss="N-GSPO; GRPO-SG's weights; S2L-PO's dual clip",
+    evaluate="N-GRPO may mix in evaluation", update="GRPO-SG's weights and passes; S2L-PO's sources", train="what a step draws and logs",
     main="each script's own checks and name")
 
 
@@ -57,15 +59,18 @@ def test_at_most_110_lines_of_its_own(name):
 def test_methods_off_it_is_the_same_run(tmp_path):
     """Same tokens, rewards, metrics and weights, with two updates a rollout and a reference."""
     flags = ["--steps", "3", "--minibatches", "2", "--kl_coef", ".01", "--clip_high", ".25", "--aggregation", "token",
-             "--save_every", "0", *SMALL]
-    runs = dict(ngrpo=(ngrpo, ["--mix_rate", "0"]), grpo_sg=(grpo_sg, ["--weighting", "none"]))
+             "--save_every", "0", "--model", f"{TINY}/learner", "--data", f"{TINY}/easy_train.jsonl", "--eval_data",
+             f"{TINY}/easy_test.jsonl", "--lr", "2e-4", *SMALL]
+    runs = dict(ngrpo=(ngrpo, ["--mix_rate", "0"]), grpo_sg=(grpo_sg, ["--weighting", "none"]),
+                s2l_po=(s2l_po, ["--schedule", "off"]))
     for name, (script, off) in runs.items():
         script.main(["--out", str(tmp_path / name), *flags, *off])
     for log, needed in (("metrics.jsonl", {"reward", "grad_norm", "entropy", "kl", "clip_frac"}),
                         ("samples.jsonl", {"prompt", "completion", "reward"})):
-        for one, two in zip(*(lines(tmp_path / name, log) for name in runs), strict=True):
-            shared = one.keys() & two.keys()
-            assert needed <= shared or one["kind"] == "eval"
-            assert {k: one[k] for k in shared} == {k: two[k] for k in shared}
-    one, two = (torch.load(tmp_path / name / "state.pt", weights_only=True)["model"] for name in runs)
-    assert all(torch.equal(v, two[k]) for k, v in one.items())
+        for one, *others in zip(*(lines(tmp_path / name, log) for name in runs), strict=True):
+            for two in others:
+                shared = one.keys() & two.keys()
+                assert needed <= shared or one["kind"] == "eval"
+                assert {k: one[k] for k in shared} == {k: two[k] for k in shared}
+    one, *others = (torch.load(tmp_path / name / "state.pt", weights_only=True)["model"] for name in runs)
+    assert all(torch.equal(v, two[k]) for two in others for k, v in one.items())
