@@ -307,7 +307,7 @@ def read_problem(record, where):
         question = turns[-1].get("content") if turns else None
     if not isinstance(question, str) or not question.strip():
         refuse(f"{where}: no question (a text in \"question\", \"problem\" or \"prompt\")")
-    fields = "answer", "final_answer", "solution_text_format"
+    fields = "answer", "final_answer", "target", "solution_text_format"
     found = [record[k] for k in fields if record.get(k) not in (None, "", [])]
     found += [extract_answer(record["solution"])] if isinstance(record.get("solution"), str) else []
     if not found or found[0] is None:           # of a solution its last box counts, never the whole text

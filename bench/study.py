@@ -1,12 +1,13 @@
 """What the methods do on the tiny worlds: arms x seeds, each a script's run, in one JSONL; then the tables.
 
     python bench/study.py --only sg             GRPO-SG beside plain GRPO and its baselines: forty minutes
+    python bench/study.py --only s2l ta         S2L-PO and TA-GRPO beside theirs: an hour
     python bench/study.py --only sg --table     the tables again, from the runs on record
 
-Runs on record with the same flags are not made again, so a study can be stopped and gone on with; one that
-fails is shown and counted, and made again next time. Each has one thread, --jobs go side by side. Evaluations,
-before and after, are of the first 300 held-out problems x 16 with the same draws: arms are paired by problem,
-and by seed in prompts and uniforms too. The first arm of a setting is what the others are compared with.
+Runs on record with the same flags are not made again, so a study can be stopped and gone on with. One that
+fails is shown and counted, and made again next time. Each has one thread, --jobs go side by side.
+Evaluations, before and after, are of the first 300 held-out problems x 16 with the same draws: arms are
+paired by problem, and by seed in prompts and uniforms too. The first arm of a setting is what the others are compared with.
 """
 import argparse
 import json
@@ -32,9 +33,24 @@ SG = dict(none="--weighting none", sg="", reverse="--weighting reverse",
           constant="--weight_low 1.15 --weight_high 1.15",      # about sg's mean here, without its shape
           top_entropy="--weighting top_entropy", ar="--weighting ar", lopti="--weighting lopti",
           surrogate="--weight_place surrogate")
+S2L = dict(off="--schedule off", linear="", constant="--schedule constant", step="--schedule step",
+           explorer_only="--schedule constant --constant_count 8",
+           stale_learner="--explorer tiny/explore/learner",         # off-policy, but not small
+           hot="--schedule off --temperature 1.5",                  # noise token by token
+           positive="--explorer_rows positive", behaviour="--ratio behaviour", tis="--ratio tis",
+           constant_positive="--schedule constant --explorer_rows positive")
+WHEN = dict(off="--schedule off", linear="", short="--anneal_steps 12", long="--anneal_steps 36")
+TA = dict(grpo="--num_rephrasings 0", matched="--num_rephrasings 0 --group 32", ta="",
+          sampled="--anchor sampled", per_phrasing="--pool per_phrasing", copies="--matched True",
+          dynamic="--num_rephrasings 0 --dynamic_sampling 4",       # as many rollouts at most
+          ta_40="--data {tmp}/rephrase_96.jsonl")                   # of the 240 questions that the others see
 STUDIES = dict(                             # study: [(setting, script, flags of all arms, {arm: its flags})]
     sg=[("easy, lr 1e-4, 1 update", "grpo_sg.py", "--steps 40 --lr 1e-4", SG),
-        ("easy, lr 3e-4, 4 updates", "grpo_sg.py", "--steps 40 --lr 3e-4 --minibatches 4", SG)])
+        ("easy, lr 3e-4, 4 updates", "grpo_sg.py", "--steps 40 --lr 3e-4 --minibatches 4", SG)],
+    s2l=[("explore, lr 3e-4", "s2l_po.py", "", S2L),
+         ("explore, lr 1e-4", "s2l_po.py", "--lr 1e-4", dict(off=S2L["off"], linear="")),
+         ("explore, when the explorer ends", "s2l_po.py", "", WHEN)],
+    ta=[("rephrase", "ta_grpo.py", "", TA)])
 
 
 def planned(only, seeds, quick):
@@ -49,22 +65,27 @@ def run(plan):
     """One training run, as the line that stays of it; the run's folder does not."""
     study, setting, arm, seed, command = plan
     with tempfile.TemporaryDirectory() as out:
-        done = subprocess.run([sys.executable, *command, "--out", out], cwd=ROOT, capture_output=True,
+        with open(f"{ROOT}/tiny/rephrase/train.jsonl") as f, open(f"{out}/rephrase_96.jsonl", "w") as g:
+            g.writelines(f.readlines()[:96])
+        there = [word.replace("{tmp}", out) for word in command]
+        done = subprocess.run([sys.executable, *there, "--out", out], cwd=ROOT, capture_output=True,
                               text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         if done.returncode:
             raise ChildProcessError(f"{' '.join(command)}\n{done.stdout[-500:]}{done.stderr[-500:]}")
         with open(os.path.join(out, "metrics.jsonl")) as f:
             rows = [json.loads(line) for line in f]
     steps = [r for r in rows if r["kind"] == "step"]
-    evals = [{k: v for k, v in r.items() if k != "kind"} for r in rows if r["kind"] == "eval"]
+    evals, probes = ([{k: v for k, v in r.items() if k != "kind"} for r in rows if r["kind"] == "eval" and (
+        (r["data"] == "probe") == probe)] for probe in (False, True))
     if evals[-1]["step"] != rows[0]["config"]["steps"]:
         raise ChildProcessError(f"{' '.join(command)}: stopped before its end")
-    columns = {k: [r[k] for r in steps] for k in steps[0] if k not in ("kind", "step")}
+    columns = {k: [r.get(k) for r in steps] for k in steps[0] if k not in ("kind", "step")}
     columns = {k: torch.tensor([math.nan if x is None else x for x in v], dtype=torch.double)
                for k, v in columns.items()}
     mean = {k: None if v.isnan().all() else v.nanmean().item() for k, v in columns.items()}
     origin = {k: rows[0][k] for k in ("git", "device", "torch", "transformers")}
     return dict(study=study, setting=setting, arm=arm, seed=seed, command=command, evals=evals, mean=mean,
+                probes=probes,
                 series={k: [float(f"{x:.3g}") for x in columns[k].nan_to_num(0)] for k in SERIES}, **origin)
 
 
@@ -89,17 +110,20 @@ def table(lines):
     for line in lines:
         arms.setdefault(line["arm"], {})[line["seed"]] = line
     print(f"\n## {lines[0]['setting']}: {' '.join(lines[0]['command'][:-2])}\n")
-    print("| arm | seeds | pass@1 before, after | less the first arm | smallest seen | pass@8 | less the first arm "
-          "| dead, last quarter | gradient norm: mean | CV | over 3 x median | best 5 steps' reward, last 5 |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    head = ["arm", "seeds", "pass@1 before, after", "less the first arm", "smallest seen", "pass@8",
+            "less the first arm", "dead, last quarter", "gradient norm: mean", "CV", "over 3 x median",
+            "best 5 steps' reward, last 5"]
+    if "learner_flops" in lines[0]["mean"]:
+        head += ["rollout FLOPs / first arm's: learner", "explorer"]
+    print("| " + " | ".join(head) + " |" + "\n|" + "---|" * len(head))
     for arm, runs in arms.items():
         seeds = sorted(runs)
         cells = [arm, str(len(seeds))]
         for k in ("pass@1", "pass@8"):
             after = [runs[s]["evals"][-1][k] for s in seeds]
             before = f"{runs[seeds[0]]['evals'][0][k]:.3f}, "
-            spread = f" ± {torch.tensor(after).std().item() / len(after) ** .5:.3f}" if len(after) > 1 else ""
-            cells.append(before + f"{sum(after) / len(after):.3f}" + spread)
+            se = torch.tensor(after).std().item() / len(after) ** .5 if len(after) > 1 else math.nan
+            cells.append(before + f"{sum(after) / len(after):.3f} ± {se:.3f}")
             both = [s for s in seeds if s in arms[first]]
             if arm == first or len(both) < 2:
                 cells += ["", ""][:1 + (k == "pass@1")]
@@ -112,9 +136,13 @@ def table(lines):
         norms = [[g for g in x["grad_norm"] if g] for x in series]       # 0: no live group, no step
         cv = [torch.tensor(g).std().item() / torch.tensor(g).mean().item() for g in norms]
         smooth = [[sum(x["reward"][i:i + 5]) / 5 for i in range(len(x["reward"]) - 4)] for x in series]
-        columns = (dead, [sum(g) / len(g) for g in norms], cv, list(map(spikes, norms)), list(map(max, smooth)))
+        columns = dead, [sum(g) / len(g) for g in norms], cv, list(map(spikes, norms)), list(map(max, smooth))
         cells += [f"{sum(v) / len(v):.3f}" for v in columns]
         cells[-1] += f", {sum(v[-1] for v in smooth) / len(smooth):.3f}"
+        if "learner_flops" in lines[0]["mean"]:
+            base = lines[0]["mean"]["learner_flops"]
+            shares = [[runs[s]["mean"][k] / base for s in seeds] for k in ("learner_flops", "explorer_flops")]
+            cells += [f"{sum(v) / len(v):.3f}" for v in shares]
         print("| " + " | ".join(cells) + " |")
 
 
@@ -133,10 +161,10 @@ def main(argv=None):
         with open(cfg.out) as f:
             lines = [json.loads(line) for line in f]
     known = {" ".join(line["command"]) for line in lines}
-    left = [] if cfg.table else [plan for plan in plans if " ".join(plan[-1]) not in known]
+    left = {" ".join(plan[-1]): plan for plan in plans if " ".join(plan[-1]) not in known and not cfg.table}
     failed = 0
     with ThreadPoolExecutor(cfg.jobs) as pool:
-        futures = [pool.submit(run, plan) for plan in left]
+        futures = [pool.submit(run, plan) for plan in left.values()]
         for future in tqdm(as_completed(futures), total=len(left), desc="runs", disable=not left):
             try:
                 line = future.result()
@@ -149,9 +177,9 @@ def main(argv=None):
                 f.write(json.dumps(line) + "\n")
     found = {" ".join(line["command"]): line for line in lines}
     settings = {}
-    for study, setting, arm, seed, command in plans:
+    for study, setting, arm, seed, command in plans:            # two settings may share a run
         if line := found.get(" ".join(command)):
-            settings.setdefault((study, setting), []).append(line)
+            settings.setdefault((study, setting), []).append(line | dict(setting=setting, arm=arm))
     for rows in settings.values():
         table(rows)
     if failed:
