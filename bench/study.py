@@ -7,7 +7,8 @@
 Runs on record with the same flags are not made again, so a study can be stopped and gone on with. One that
 fails is shown and counted, and made again next time. Each has one thread, --jobs go side by side.
 Evaluations, before and after, are of the first 300 held-out problems x 16 with the same draws: arms are
-paired by problem, and by seed in prompts and uniforms too. The first arm of a setting is what the others are compared with.
+paired by problem, and by seed in prompts and uniforms too. The first arm of a setting is what the others are
+compared with.
 """
 import argparse
 import json
