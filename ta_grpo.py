@@ -1,19 +1,17 @@
 r"""TA-GRPO (arXiv 2601.22478 v5): a question and its rephrasings, answered as one group.
 
 A prompt whose completions are all wrong, or all right, teaches GRPO nothing. TA-GRPO asks each question in N
-more wordings, made beforehand, and takes the completions of all of them for completions of the question: their
-rewards are normalised together, and their ratios have the question in every condition, whatever wording a row
-was sampled from. So the model learns to say to the question what a rephrasing got out of it, and is not trained
-on the rephrasings. All else is plain GRPO.
+more wordings, made beforehand, and takes all completions for completions of the question: their rewards are
+normalised together, and the question stands in every condition of their ratios, whatever wording a row was
+sampled from. So the model learns to answer the question as it answers a rephrasing. All else is plain GRPO.
 
-For a question q_0 with rephrasings q_1..q_N and G rows o sampled from each, M = (N+1) G rows (numbers are ours):
+For a question q_0, its rephrasings q_1..q_N and G rows o sampled from each (the numbers are ours):
     o_ni ~ pi_old( . | q_n),  n = 0..N,  i = 1..G                                                  (1)
-    A_ni = (r_ni - mean r) / (std r + 1e-6),  mean and std over all M rewards r of the question    (2)
-    R_t  = pi(o_t | q_0, o_<t) / pi_old(o_t | q_0, o_<t),  both given q_0, whichever q_n gave o    (3)
+    A_ni = (r_ni - mean r) / (std r + 1e-6),  mean and std over the M = (N+1) G rewards r          (2)
+    R_t  = pi(o_t | q_0, o_<t) / pi_old(o_t | q_0, o_<t),  whichever q_n gave o                    (3)
     J    = 1 / sum |o| sum_nit [min(R A, clip(R, 1-eps, 1+eps) A) - beta KL], KL given q_0 too     (4)
-pi_old(o | q_0) is computed anew, by the weights that sampled: the sampler's own log-probs are given q_n. That
-o was not sampled from pi_old( . | q_0) is corrected nowhere. The probe logs how far it was from that: anchor_gap,
-log pi(o_t | q_0) - log pi(o_t | q_n) for each n, and ess, the effective share of rows under exp of its sums.
+pi_old(o | q_0) is computed anew, the sampler's log-probs being given q_n. That o was not drawn from it is not
+corrected, but logged for each n: anchor_gap, log pi(o_t | q_0) - log pi(o_t | q_n), and effective shares.
 
 Four right answers to a question, two right and two wrong ones to a rephrasing, as one pool and apart:
     >>> rewards = torch.tensor([1., 1., 1., 1., 1., 0., 0., 1.])
@@ -22,33 +20,25 @@ Four right answers to a question, two right and two wrong ones to a rephrasing, 
     >>> [round(x, 3) for x in pool_advantages(rewards, [4, 4]).tolist()]
     [0.0, 0.0, 0.0, 0.0, 0.866, -0.866, -0.866, 0.866]
 
-We could not read the paper's body, only its abstract, summaries of it, and the code of an author. So:
-    D1 (3) is what summaries of v5 say; v1 and that code have q_n on both sides (--anchor sampled); --anchor
-       cross puts the sampler's pi_old(o | q_n) below, a true ratio, which clips from the first update on
-    D2 the KL (k3) is given the ratio's prompt; the paper's is unknown
-    D3 std unbiased with its 1e-6 and the token mean of (4) are that code's; its dual clip is left out
-    D4 pools are never cut; that code cuts its batches by rows, through the middle of pools
-    D5 a question with fewer rephrasings makes a smaller pool, counted at the start; --aggregation group takes
-       the G rows of a phrasing for a group
-    D6 N = 3 is v1's; v5's is unknown, the files of that code have about six
-    D7 the paper's rephrasings are GPT-4-Turbo's, its prompt unknown; bench/rephrase.py makes them with any
-       model, by a prompt and filters of our own; the demo's are templates
-    D8 --dynamic_sampling R is DAPO's filter: pools without spread are dropped, and up to R rollouts a step fill
-       their places; the rollouts left over are not seen that epoch
-    D9 --matched is the paper's control of equal rollouts: the question itself in the place of its rephrasings
-    D10 evaluation is of the question as it stands, with the template of training; that code drops it there
+We could not read the paper's body: only its abstract, summaries of it, and an author's code ("release"). So:
+    D1 (3) is v5 by its summaries; v1 and the release have q_n on both sides (--anchor sampled); --anchor
+       cross has the sampler's pi_old(o | q_n) below, a true ratio, which clips from the first update on
+    D2 the KL (k3) is given the ratio's prompt, the paper's is unknown; N is v1's, the release's file has six
+    D3 unbiased std, its 1e-6 and the token mean are the release's, not its dual clip
+    D4 no pool is cut, as the release's batches do; a question with fewer rephrasings has a smaller one
+    D5 GPT-4-Turbo rephrases there, by an unknown prompt, here bench/rephrase.py; the demo's are templates
+    D6 --dynamic_sampling R is DAPO's: pools without spread are dropped, up to R rollouts a step replace them
+    D7 evaluation asks the question as it stands, by the template of training, which the release drops there
 Left out: several GPUs, vLLM, LoRA, a value model, an entropy bonus.
 
-    python ta_grpo.py                        a minute on a laptop CPU: held-out accuracy from @@
-    python ta_grpo.py --matched True         the same number of rollouts by plain GRPO: @@
-    python ta_grpo.py --preset one_gpu       a 1.7B model on one 80 GB GPU; first make its data, for example by
-        python bench/rephrase.py DigitalLearningGmbH/MATH-lighteval math_rephrased.jsonl --model Qwen/Qwen3-4B
+    python ta_grpo.py                     a minute on a laptop CPU: held-out accuracy from .01 to .6
+    python ta_grpo.py --matched True      as many rollouts by plain GRPO: it stays at .02
+    python ta_grpo.py --preset one_gpu    a 1.7B model on one 80 GB GPU; its data: see bench/rephrase.py
 """
 import copy
 import math
 import os
 import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,8 +61,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 @dataclass
 class Config:
     preset: str = HfArg(default="tiny", help="tiny (CPU demo), one_gpu or paper; any other flag overrides it")
-    model: str = HfArg(default=f"{HERE}/tiny/rephrase/learner", help="folder or hub name of a causal language model")
-    data: str = HfArg(default=f"{HERE}/tiny/rephrase/train.jsonl", help="file with rephrasings (bench/rephrase.py)")
+    model: str = HfArg(default=f"{HERE}/tiny/rephrase/learner", help="folder or hub name of a causal LM")
+    data: str = HfArg(default=f"{HERE}/tiny/rephrase/train.jsonl", help="problems with rephrasings")
     eval_data: list[str] = HfArg(default_factory=list, help="held-out problems, a table for each")
     out: str = HfArg(default="", help="output folder; empty: out/ta_grpo-TIME")
     resume: str = HfArg(default="", help="output folder of a run to go on with, its settings included")
@@ -83,8 +73,8 @@ class Config:
     system: str = HfArg(default="", help="system turn, if any")
     chat_template: Literal["auto", "none"] = HfArg(default="auto", help="auto: the tokenizer's, if any")
     # rollout
-    steps: int = HfArg(default=50, help="rollouts; 0 only evaluates")
-    prompts: int = HfArg(default=16, help="B, questions per rollout, with all their phrasings (paper v1 128)")
+    steps: int = HfArg(default=30, help="rollouts; 0 only evaluates")
+    prompts: int = HfArg(default=8, help="B, questions per rollout, with all their phrasings (paper v1 128)")
     group: int = HfArg(default=8, help="G, completions per phrasing (paper 8)")
     max_prompt_tokens: int = HfArg(default=512, help="longer prompts are dropped and counted (release 512)")
     max_new_tokens: int = HfArg(default=48, help="T (release 3072)")
@@ -92,11 +82,10 @@ class Config:
     max_rows: int = HfArg(default=1024, help="rows decoded at once: bounds the cache's memory")
     # the method
     num_rephrasings: int = HfArg(default=3, help="N, most rephrasings of a question (paper v1 3); 0 is GRPO")
-    anchor: Literal["original", "sampled", "cross"] = HfArg(
-        default="original", help="prompt of ratio and KL (paper v5 original, v1 sampled; D1)")
-    pool: Literal["joint", "per_phrasing"] = HfArg(default="joint", help="rewards normalised together (paper joint)")
-    matched: bool = HfArg(default=False, help="control: the question in the place of each rephrasing (D9)")
-    dynamic_sampling: int = HfArg(default=0, help="most rollouts a step to find B pools with spread; 0 keeps all (D8)")
+    anchor: Literal["original", "sampled", "cross"] = HfArg(default="original", help="of the ratio (D1)")
+    pool: Literal["joint", "per_phrasing"] = HfArg(default="joint", help="of rewards (paper joint)")
+    matched: bool = HfArg(default=False, help="control: the question in the place of each rephrasing")
+    dynamic_sampling: int = HfArg(default=0, help="R, most rollouts a step; 0 keeps all (D6)")
     probe: int = HfArg(default=32, help="training questions to take diagnostics on at each evaluation")
     # update
     aggregation: Literal["sequence", "group", "token"] = HfArg(default="token", help="release token")
@@ -107,7 +96,7 @@ class Config:
     minibatches: int = HfArg(default=1, help="optimizer steps per pass, cut by questions (release 2)")
     micro_tokens: int = HfArg(default=2048, help="tokens in one forward, padding included; no other effect")
     grad_checkpoint: bool = HfArg(default=False, help="recompute layers in backward: less memory, slower")
-    lr: float = HfArg(default=2e-4, help="AdamW (paper 1e-6)")
+    lr: float = HfArg(default=1e-4, help="AdamW (paper 1e-6; 1e-4 suits the tiny model)")
     warmup: int = HfArg(default=5, help="steps of linear warm-up (release a tenth)")
     lr_schedule: Literal["constant", "linear", "cosine"] = HfArg(default="constant", help="release cosine")
     weight_decay: float = HfArg(default=0., help="of AdamW (release .01)")
@@ -123,16 +112,15 @@ class Config:
 
 
 PAPER = dict(                                       # v1 where known; the rest: the release or ours
-    model="Qwen/Qwen3-1.7B", data="math_rephrased.jsonl",       # MATH, train, through bench/rephrase.py
+    model="Qwen/Qwen3-1.7B", data="math_rephrased.jsonl",       # of MATH, by bench/rephrase.py
     eval_data=["math-ai/aime24::test", "math-ai/aime25::test", "math-ai/amc23::test"], ks=[1, 4, 16, 32],
     prompt_format="Reason step by step, put the final answer in \\boxed{{}} and stop there.\n{question}",
-    steps=176, prompts=128, group=8, num_rephrasings=3, max_new_tokens=3072, kl_coef=.01, minibatches=2, lr=1e-6,
-    warmup=18, lr_schedule="cosine", weight_decay=.01, micro_tokens=16384, grad_checkpoint=True, max_rows=256,
-    eval_every=50, eval_problems=500, eval_samples=32, eval_temperature=.6, eval_top_p=.95)
-TINY = dict(eval_data=[f"{HERE}/tiny/rephrase/test.jsonl"], steps=30, prompts=8, lr=1e-4)
-PRESETS = dict(tiny=TINY, paper=PAPER, one_gpu=PAPER | dict(
-    steps=100, prompts=16, warmup=10, kl_coef=.001, max_rows=128, probe=16, eval_data=["math-ai/amc23::test"],
-    eval_samples=8, ks=[1, 4, 8]))                  # sizes are ours, not yet measured
+    steps=176, prompts=128, group=8, num_rephrasings=3, max_new_tokens=3072, kl_coef=.01, minibatches=2,
+    lr=1e-6, warmup=18, lr_schedule="cosine", weight_decay=.01, micro_tokens=16384, grad_checkpoint=True,
+    max_rows=256, eval_every=50, eval_problems=500, eval_samples=32, eval_temperature=.6, eval_top_p=.95)
+PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/rephrase/test.jsonl"]), paper=PAPER, one_gpu=PAPER | dict(
+    steps=100, prompts=16, warmup=10, kl_coef=.001, max_rows=128, probe=16, eval_samples=8, ks=[1, 4, 8],
+    eval_data=["math-ai/amc23::test"]))             # sizes are ours, not yet measured
 
 
 # --- sampling and scoring: temperature and log-softmax stand in vocab_logps alone ---------------------------
@@ -228,8 +216,7 @@ def advantages(rewards):
 
 # --- the method ---------------------------------------------------------------------------------------------
 def roll_pools(model, tokenizer, questions, group, purpose, max_new_tokens, **how):
-    """The pool of each question: a list of rows, `group` from each of its phrasings, a dict a row.  (1)
-    purpose: seed, step and stream of the draws; `how` rollout's."""
+    """Each question's pool, a list of rows, each a dict: `group` from every phrasing, its own first.  (1)"""
     rows = [p | dict(asked=q) for p in questions for q in p["phrasings"] for _ in range(group)]
     u = draws(*purpose, (len(rows), max_new_tokens)).to(how["eos_ids"].device)
     tokens, logps, lengths = rollout(model, prompts=[row["asked"] for row in rows[::group]], u=u, **how)
@@ -245,8 +232,8 @@ def pool_advantages(rewards, sizes):
 
 
 def anchored(rows, anchor):
-    """What the update scores: each row's prompt and completion, its length, the sampler's log-probs (N, T), and
-    whether that prompt is another than the row was sampled from.  (3)"""
+    """What the update scores: each row's prompt and completion, its length, the sampler's log-probs (N, T),
+    and whether that prompt is another than the row was sampled from.  (3)"""
     given, device = "asked" if anchor == "sampled" else "prompt", rows[0]["tokens"].device
     sequences = [torch.cat([torch.tensor(row[given], device=device), row["tokens"]]) for row in rows]
     lengths = torch.tensor([len(row["tokens"]) for row in rows], device=device)
@@ -255,9 +242,8 @@ def anchored(rows, anchor):
 
 
 def score(model, sequences, lengths, rows, V, temperature, bfloat16=False):
-    """Log-probs, entropies and mask, each (n, longest), of the last lengths[r] tokens of sequences[r], r in
-    rows. One forward without cache. Padding is on the right, where causal attention never looks: it needs no
-    mask."""
+    """Log-probs, entropies and mask, each (n, longest), of the completions that end sequences[r], r in rows.
+    One forward without cache. Padding is on the right, where causal attention never looks: no mask for it."""
     T, lengths = int(lengths.max()), lengths[rows]
     ids = pad_sequence([sequences[r] for r in rows], batch_first=True)
     start = torch.tensor([len(sequences[r]) for r in rows], device=ids.device) - lengths
@@ -272,9 +258,7 @@ def score(model, sequences, lengths, rows, V, temperature, bfloat16=False):
 
 
 def policy_loss(logp, old, advantage, mask, clip_low, clip_high):
-    """Clipped surrogate, negated: (n, T) log-probs, (n,) advantages -> loss, not masked, and clipped.  (4)
-    On a rollout's first update every ratio is 1 (but with --anchor cross): watch reward, gradient norm and
-    clipped share, not the loss."""
+    """Clipped surrogate, negated: (n, T) log-probs, (n,) advantages -> loss, not masked, and clipped.  (4)"""
     ratio, A = (logp - old).clamp(-20, 20).exp(), advantage[:, None]
     plain, clipped = ratio * A, ratio.clamp(1 - clip_low, 1 + clip_high) * A
     return -torch.min(plain, clipped), (clipped < plain) & mask.bool()
@@ -299,59 +283,49 @@ def reduce(lengths, group, aggregation):
 def evaluate(model, tokenizer, problems, samples, ks, max_new_tokens, temperature, top_p, **how):
     """pass@1, its standard error and pass@k of sampled completions; temperature 0 is greedy, `how` rollout's.
     The draws are the same at every call: evaluations are paired, and their number changes no training."""
-    u = draws(0, 0, 2, (len(problems) * samples, max_new_tokens))
-    tokens, _, lengths = rollout(
-        model, prompts=[p["prompt"] for p in problems], u=u.to(how["eos_ids"].device),
-        temperature=temperature or 1., top_p=top_p if temperature else 0., **how)
-    texts = decode(tokenizer, tokens, lengths)
-    right = [reward(text, problems[i // samples]["answer"]) > 0 for i, text in enumerate(texts)]
-    return pass_table(torch.tensor(right).view(-1, samples), ks)
+    asked = [p | dict(phrasings=[p["prompt"]]) for p in problems]
+    pools = roll_pools(model, tokenizer, asked, samples, (0, 0, 2), max_new_tokens,
+                       temperature=temperature or 1., top_p=top_p if temperature else 0., **how)
+    return pass_table(torch.tensor([[row["reward"] > 0 for row in pool] for pool in pools]), ks)
 
 
 def lexical_distance(rows, n=3):
-    """Mean over all pairs of rows of 1 - Jaccard of their sets of token n-grams: wording, not meaning."""
+    """Mean over pairs of rows of 1 - Jaccard of their sets of token n-grams: wording, not meaning."""
     grams = [set(zip(*(row[i:] for i in range(n)))) or {tuple(row)} for row in rows]
-    apart = [1 - len(a & b) / len(a | b) for i, a in enumerate(grams) for b in grams[:i]]
-    return sum(apart) / len(apart)
+    return torch.tensor([1 - len(a & b) / len(a | b) for i, a in enumerate(grams) for b in grams[:i]]).mean()
 
 
 @torch.no_grad()
-def probe(actor, model, tokenizer, questions, group, max_new_tokens, micro_tokens, scoring, **how):
-    """Diagnostics on the same questions at each call. Shares of groups all wrong (zero@) and all right (one@): of
-    the question's own G rows, of the pool, and of as many rows of the question itself (matched), since a larger
-    group is dead less often by mere counting. The audit of anchoring has a list entry for each phrasing."""
+def probe(cfg, actor, model, tokenizer, questions, V, **how):
+    """Shares of groups all wrong (zero@) and all right (one@): the question's own G rows, its pool, and equally
+    many of its own (matched, since size alone revives groups). In lists the question comes before its rephrasings."""
     more = [p | dict(phrasings=p["phrasings"] + [p["prompt"]] * (len(p["phrasings"]) - 1)) for p in questions]
-    pools = roll_pools(actor, tokenizer, more, group, (0, 0, 2), max_new_tokens,
-                       temperature=scoring["temperature"], **how)
-    sizes = [group * len(p["phrasings"]) for p in questions]
-    table = {"lexical_distance": [lexical_distance([row["tokens"].tolist() for row in pool[:group]])
-                                  for pool in pools]}
-    for pool, n in zip(pools, sizes):
-        r = [row["reward"] for row in pool]
-        for name, part in (("own", r[:group]), ("pool", r[:n]), ("matched", r[:group] + r[n:])):
-            table.setdefault("zero@" + name, []).append(max(part) == 0)
-            table.setdefault("one@" + name, []).append(min(part) == 1)
-    table = {name: sum(values) / len(values) for name, values in table.items()}
-
-    rows = [row for pool, n in zip(pools, sizes) for row in pool[:n]]
-    nth = torch.tensor([i // group for n in sizes for i in range(n)])
-    sequences, lengths, gap, _ = anchored(rows, "original")
-    for part in micro_batches(torch.arange(len(rows)), sequences, micro_tokens):
-        gap[part] = score(model, sequences, lengths, part, **scoring)[0] - gap[part]    # 0 past the end
-    for k in range(int(nth.max()) + 1):
-        g, n = gap[nth == k].double(), lengths[nth == k]
-        flat = torch.cat([row[:m] for row, m in zip(g, n.tolist())])
-        weight = g.sum(1).softmax(0)
-        for name, value in (("gap", flat.mean()), ("gap_abs", flat.abs().mean()),
-                            ("gap_95", flat.abs().quantile(.95)), ("ess", 1 / weight.square().sum() / len(n))):
-            table.setdefault("anchor_" + name, []).append(value.item())
-    return table | dict(problems=len(questions))
+    pools = roll_pools(actor, tokenizer, more, cfg.group, (0, 0, 2), cfg.max_new_tokens, V=V,
+                       temperature=cfg.temperature, **how)
+    rows, words, shares = [], 0, {}
+    for p, pool in zip(questions, pools):
+        r, n = [row["reward"] for row in pool], cfg.group * len(p["phrasings"])
+        for name, part in dict(own=r[:cfg.group], pool=r[:n], matched=r[:cfg.group] + r[n:]).items():
+            for key, value in ((f"zero@{name}", 0), (f"one@{name}", 1)):
+                shares[key] = shares.get(key, 0) + (set(part) == {value}) / len(pools)
+        words += lexical_distance([row["tokens"].tolist() for row in pool[:cfg.group]]) / len(pools)
+        rows += [row | dict(nth=i // cfg.group) for i, row in enumerate(pool[:n])]
+    nth, (sequences, lengths, gap, _) = torch.tensor([row["nth"] for row in rows]), anchored(rows, "original")
+    mask = torch.arange(gap.shape[1], device=gap.device) < lengths[:, None]
+    for some in micro_batches(torch.arange(len(rows)), sequences, cfg.micro_tokens):
+        logp = score(model, sequences, lengths, some, V, cfg.temperature, cfg.compute_dtype == "bfloat16")[0]
+        gap[some] = logp - gap[some]                            # given q_0, less given q_n
+    audit = [(gap[nth == k][mask[nth == k]], gap[nth == k].double().sum(1).softmax(0)) for k in nth.unique()]
+    return shares | dict(
+        problems=len(questions), lexical_distance=words, anchor_gap=[g.mean().item() for g, _ in audit],
+        anchor_gap_95=[g.abs().quantile(.95).item() for g, _ in audit],
+        anchor_ess=[1 / (len(w) * w.square().sum().item()) for _, w in audit])
 
 
 # --- training -----------------------------------------------------------------------------------------------
 def update(cfg, model, reference, optimizer, sequences, lengths, sampled, moved, sizes, A, V):
-    """The optimizer steps of one rollout; returns what they met, token by token. A (N,) is on the CPU; sizes: the
-    rows of each question; rows that moved have another prompt here than they were sampled from."""
+    """The optimizer steps of one rollout; returns what they met, token by token. A (N,) is on the CPU.
+    moved (N,): rows given another prompt here than they were sampled from; sizes: rows of each question."""
     live = (A != 0) | (reference is not None)                   # a dead row has a KL at most
     A, old, ref = A.to(sampled), torch.zeros_like(sampled), torch.zeros_like(sampled)
     pools = torch.arange(len(A)).split(sizes)
@@ -362,22 +336,21 @@ def update(cfg, model, reference, optimizer, sequences, lengths, sampled, moved,
         for net, kept in [(model, old)] * (len(parts) > 1) + [(reference, ref)] * bool(cfg.kl_coef):
             for rows in micro_batches(live.nonzero()[:, 0], sequences, cfg.micro_tokens):
                 kept[rows] = score(net, sequences, lengths, rows, **scoring)[0]
-    met, norms = {k: [A[:0]] for k in ("logp_gap", "clip_frac", "entropy", "kl", "anchor_gap")}, []
+    met, norms = {k: [A[:0]] for k in ("logp_gap", "clip_frac", "entropy", "kl")}, []     # no row may be live
     for part in parts:
         share = torch.zeros_like(A)
         share[part] = reduce(lengths[part], cfg.group, cfg.aggregation).to(A)
         for rows in micro_batches(part[live[part]], sequences, cfg.micro_tokens):
             logp, entropy, mask = score(model, sequences, lengths, rows, **scoring)
             was, away = old[rows] if len(parts) > 1 else logp.detach(), moved[rows, None]
-            gap = was - sampled[rows]                           # of rows that moved: of prompts, not of rounding
+            gap = (was - sampled[rows]).abs()                   # rounding, but in rows that moved
             if cfg.anchor == "cross":
-                was = sampled[rows].where(away, was)            # given q_n                              (D1)
+                was = sampled[rows].where(away, was)            # D1
             loss, clip = policy_loss(logp, was, A[rows], mask, cfg.clip_low, cfg.clip_high)
             kl = k3(logp, ref[rows]) * mask if reference else torch.zeros_like(loss)
             ((loss * mask + cfg.kl_coef * kl).sum(1) * share[rows]).sum().backward()
-            for name, value, place in zip(met, (gap.abs(), clip, entropy, kl, gap),
-                                          (mask & ~away, mask, mask, mask, mask & away)):
-                met[name].append(value.detach()[place])
+            for name, value, at in zip(met, (gap, clip, entropy, kl), (mask & ~away, mask, mask, mask)):
+                met[name].append(value.detach()[at])
         if live[part].any():                                    # else momentum alone would move the weights
             norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip).item())
             if math.isfinite(norms[-1]):
@@ -413,10 +386,8 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
             save_checkpoint(out, dict(step=done, config=vars(cfg), model=model.state_dict(),
                                       optimizer=optimizer.state_dict()))
         if not stop and (done in (0, cfg.steps) or cfg.eval_every and done % cfg.eval_every == 0):
-            if cfg.probe:
-                report(out, "eval", done, data="probe", **probe(
-                    actor, model, tokenizer, problems[:cfg.probe], G, cfg.max_new_tokens, cfg.micro_tokens,
-                    dict(V=V, temperature=cfg.temperature, bfloat16=bfloat16), **how))
+            if some := problems[:cfg.probe]:
+                report(out, "eval", done, data="probe", **probe(cfg, actor, model, tokenizer, some, **how))
             for name, rows in eval_sets:
                 report(out, "eval", done, data=name, **evaluate(
                     actor, tokenizer, rows, cfg.eval_samples, cfg.ks, cfg.max_new_tokens,
@@ -424,19 +395,17 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
         if stop or done == cfg.steps:
             break
 
-        step, clock, pools, rolled = done + 1, [time.time()], [], 0
-        for place in range(done * tries + 1, step * tries + 1):         # once, but for dynamic sampling
+        step, clock, pools, place = done + 1, [time.time()], [], done * tries
+        while len(pools) < cfg.prompts and place < step * tries:        # once, but for dynamic sampling  (D6)
+            place += 1
             fresh = roll_pools(actor, tokenizer, batch_of(problems, cfg.prompts, place, cfg.seed), G,
                                (cfg.seed, place, 0), cfg.max_new_tokens, temperature=cfg.temperature, **how)
-            rolled += sum(map(len, fresh))
-            pools += [pool for pool in fresh if not cfg.dynamic_sampling or len({r["reward"] for r in pool}) > 1]
-            if len(pools) >= cfg.prompts:
-                break
+            pools += [x for x in fresh if not cfg.dynamic_sampling or len({row["reward"] for row in x}) > 1]
         pools = pools[:cfg.prompts] or fresh                    # no spread anywhere: nothing will be learned
         clock.append(time.time())
         batch, sizes = [row for pool in pools for row in pool], list(map(len, pools))
         rewards = torch.tensor([row["reward"] for row in batch])
-        units = sizes if cfg.pool == "joint" else [G] * (len(batch) // G)
+        units = sizes if cfg.pool == "joint" else G             # what is normalised together
         A = pool_advantages(rewards.double(), units)
         model.train()                                           # for layer checkpointing; every dropout is 0
         sequences, lengths, sampled, moved = anchored(batch, cfg.anchor)
@@ -444,12 +413,11 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
         met = update(cfg, model, reference, optimizer, sequences, lengths, sampled, moved, sizes, A, V)
         clock.append(time.time())
 
-        count, ended = lengths.sum().item(), torch.isin(torch.stack([s[-1] for s in sequences]), eos_ids)
-        own = torch.stack([pool[:G] for pool in rewards.split(sizes)])  # the question's own rows come first
-        report(out, "step", step, peak_gib=peak_gib(device), reward=rewards, rows=rolled, pools=len(pools),
-               dead=torch.stack([a.eq(0).all() for a in A.split(units)]), correct=rewards > 0, length=lengths,
-               truncated=~ended, reward_own=own, dead_own=own.amin(1) == own.amax(1), **met,
-               tokens_per_s=count / (clock[-1] - clock[0]),
+        report(out, "step", step, peak_gib=peak_gib(device), reward=rewards, length=lengths, **met,
+               dead=torch.stack([a.eq(0).all() for a in A.split(units)]),
+               truncated=~torch.isin(torch.stack([s[-1] for s in sequences]), eos_ids),
+               reward_own=torch.cat([r[:G] for r in rewards.split(sizes)]), phrasings=len(A) / G / len(sizes),
+               rollouts=place - done * tries, tokens_per_s=lengths.sum().item() / (clock[-1] - clock[0]),
                **{f"seconds_{k}": b - a for k, a, b in zip(("rollout", "update"), clock, clock[1:])})
         for i in (0, -1):
             write_line(out, "samples.jsonl", step=step, prompt=tokenizer.decode(batch[i]["asked"]),
@@ -464,20 +432,16 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
 
 
 def add_phrasings(cfg, model, tokenizer, problems):
-    """problem["phrasings"]: the prompts of its pool, the question's first, then at most N of its rephrasings."""
-    found = [dict(question=r["text"], of=i, source=r.get("source", "unnamed"))
-             for i, p in enumerate(problems) for r in p["rephrasings"] if cfg.num_rephrasings]
-    [(_, found)] = encode_problems(cfg, model, tokenizer, [("rephrasings", found)]) if found else [("", [])]
+    """problem["phrasings"]: the prompts of its pool, its own first, then those of at most N rephrasings."""
     for p in problems:
         p["phrasings"] = [p["prompt"]]
-    sources = Counter()
-    for r in found:
-        p = problems[r["of"]]
-        if len(p["phrasings"]) <= cfg.num_rephrasings:
-            p["phrasings"].append(p["prompt"] if cfg.matched else r["prompt"])
-            sources[r["source"]] += 1
-    pools = Counter(len(p["phrasings"]) for p in problems)
-    print(f"questions by phrasings: {dict(sorted(pools.items()))}; rephrasings by source: {dict(sources)}")
+    found = [dict(question=r["text"], of=p["phrasings"]) for p in problems for r in p["rephrasings"]
+             if cfg.num_rephrasings]
+    for r in encode_problems(cfg, model, tokenizer, [("rephrasings", found)])[0][1] if found else []:
+        if len(r["of"]) <= cfg.num_rephrasings:
+            r["of"].append(r["of"][0] if cfg.matched else r["prompt"])
+    counts = [len(p["phrasings"]) for p in problems]
+    print("questions by number of phrasings:", {n: counts.count(n) for n in sorted(set(counts))})
 
 
 def main(argv=None):

@@ -9,13 +9,16 @@ from test_saving import SMALL, lines
 
 import grpo_sg
 import ngrpo
+import ta_grpo
 
-SCRIPTS = ["ngrpo", "grpo_sg"]
+SCRIPTS = ["ngrpo", "grpo_sg", "ta_grpo"]
 INTENDED = dict(                                        # function: why it is not the same in every script
     nearest="N-GRPO's neighbours", mixture="N-GRPO's mixtures", mix="N-GRPO's mixtures", rollout="N-GRPO mixes its inputs",
     knights_reward="GRPO-SG's second task", selected_logit="GRPO-SG's h", sharpness_weight="GRPO-SG's w", token_weights="GRPO-SG and its baselines",
+    roll_pools="TA-GRPO's pools", pool_advantages="TA-GRPO's pools", add_phrasings="TA-GRPO's pools", anchored="TA-GRPO's q_0",
+    lexical_distance="TA-GRPO's diagnostics", probe="TA-GRPO's diagnostics",
     score="N-GRPO rebuilds mixed inputs, GRPO-SG takes h along", policy_loss="N-GSPO; GRPO-SG's weights",
-    evaluate="N-GRPO may mix in evaluation", update="GRPO-SG's weights and passes", train="what a step draws and logs",
+    evaluate="N-GRPO may mix in evaluation, TA-GRPO rolls pools of one phrasing", update="GRPO-SG's weights and passes", train="what a step draws and logs",
     main="each script's own checks and name")
 
 
@@ -57,15 +60,19 @@ def test_at_most_110_lines_of_its_own(name):
 def test_methods_off_it_is_the_same_run(tmp_path):
     """Same tokens, rewards, metrics and weights, with two updates a rollout and a reference."""
     flags = ["--steps", "3", "--minibatches", "2", "--kl_coef", ".01", "--clip_high", ".25", "--aggregation", "token",
-             "--save_every", "0", *SMALL]
-    runs = dict(ngrpo=(ngrpo, ["--mix_rate", "0"]), grpo_sg=(grpo_sg, ["--weighting", "none"]))
+             "--lr", "2e-4", "--save_every", "0", *SMALL]
+    runs = dict(ngrpo=(ngrpo, ["--mix_rate", "0"]), grpo_sg=(grpo_sg, ["--weighting", "none"]),
+                ta_grpo=(ta_grpo, ["--num_rephrasings", "0", "--probe", "0", "--model", ngrpo.Config().model,
+                                   "--data", ngrpo.Config().data, "--eval_data", *ngrpo.PRESETS["tiny"]["eval_data"]]))
     for name, (script, off) in runs.items():
         script.main(["--out", str(tmp_path / name), *flags, *off])
     for log, needed in (("metrics.jsonl", {"reward", "grad_norm", "entropy", "kl", "clip_frac"}),
                         ("samples.jsonl", {"prompt", "completion", "reward"})):
-        for one, two in zip(*(lines(tmp_path / name, log) for name in runs), strict=True):
-            shared = one.keys() & two.keys()
-            assert needed <= shared or one["kind"] == "eval"
-            assert {k: one[k] for k in shared} == {k: two[k] for k in shared}
-    one, two = (torch.load(tmp_path / name / "state.pt", weights_only=True)["model"] for name in runs)
-    assert all(torch.equal(v, two[k]) for k, v in one.items())
+        first, *others = (lines(tmp_path / name, log) for name in runs)
+        for other in others:
+            for one, two in zip(first, other, strict=True):
+                shared = one.keys() & two.keys()
+                assert needed <= shared or one["kind"] == "eval"
+                assert {k: one[k] for k in shared} == {k: two[k] for k in shared}
+    first, *others = (torch.load(tmp_path / name / "state.pt", weights_only=True)["model"] for name in runs)
+    assert all(torch.equal(v, other[k]) for other in others for k, v in first.items())
