@@ -10,8 +10,8 @@ For a question q_0, its rephrasings q_1..q_N and G rows o sampled from each (the
     A_ni = (r_ni - mean r) / (std r + 1e-6),  mean and std over the M = (N+1) G rewards r          (2)
     R_t  = pi(o_t | q_0, o_<t) / pi_old(o_t | q_0, o_<t),  whichever q_n gave o                    (3)
     J    = 1 / sum |o| sum_nit [min(R A, clip(R, 1-eps, 1+eps) A) - beta KL], KL given q_0 too     (4)
-pi_old(o | q_0) is computed anew, the sampler's log-probs being given q_n. That o was not drawn from it is not
-corrected, but logged for each n: anchor_gap, log pi(o_t | q_0) - log pi(o_t | q_n), and effective shares.
+pi_old(o | q_0) is computed anew, not sampled from, and that goes uncorrected. It is logged for each n: as
+anchor_gap, log pi(o_t | q_0) - log pi(o_t | q_n), and anchor_ess, the effective share of rows by it.
 
 Four right answers to a question, two right and two wrong ones to a rephrasing, as one pool and apart:
     >>> rewards = torch.tensor([1., 1., 1., 1., 1., 0., 0., 1.])
@@ -23,9 +23,9 @@ Four right answers to a question, two right and two wrong ones to a rephrasing, 
 We could not read the paper's body: only its abstract, summaries of it, and an author's code ("release"). So:
     D1 (3) is v5 by its summaries; v1 and the release have q_n on both sides (--anchor sampled); --anchor
        cross has the sampler's pi_old(o | q_n) below, a true ratio, which clips from the first update on
-    D2 the KL (k3) is given the ratio's prompt, the paper's is unknown; N is v1's, the release's file has six
-    D3 unbiased std, its 1e-6 and the token mean are the release's, not its dual clip
-    D4 no pool is cut, as the release's batches do; a question with fewer rephrasings has a smaller one
+    D2 N is v1's, the release's file has six; the prompt of the paper's KL is unknown, ours is the ratio's
+    D3 unbiased std, its 1e-6, k3 and the token mean are the release's, not its dual clip
+    D4 the release's batches cut through pools, ours do not; where rephrasings lack a pool is smaller
     D5 GPT-4-Turbo rephrases there, by an unknown prompt, here bench/rephrase.py; the demo's are templates
     D6 --dynamic_sampling R is DAPO's: pools without spread are dropped, up to R rollouts a step replace them
     D7 evaluation asks the question as it stands, by the template of training, which the release drops there
@@ -297,8 +297,8 @@ def lexical_distance(rows, n=3):
 
 @torch.no_grad()
 def probe(cfg, actor, model, tokenizer, questions, V, **how):
-    """Shares of groups all wrong (zero@) and all right (one@): the question's own G rows, its pool, and equally
-    many of its own (matched, since size alone revives groups). In lists the question comes before its rephrasings."""
+    """Shares of groups all wrong (zero@) and all right (one@): the question's own G rows, the pool, and
+    as many of its own (matched, since size alone revives groups). Lists: question, then rephrasings."""
     more = [p | dict(phrasings=p["phrasings"] + [p["prompt"]] * (len(p["phrasings"]) - 1)) for p in questions]
     pools = roll_pools(actor, tokenizer, more, cfg.group, (0, 0, 2), cfg.max_new_tokens, V=V,
                        temperature=cfg.temperature, **how)
