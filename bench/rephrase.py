@@ -46,6 +46,7 @@ OTHER = "hundred thousand million dozen half halves third thirds quarter quarter
 NUMBER = re.compile(
     rf"(?<![\d.])\d+(?:\.\d+)?|\b(?:({'|'.join(TENS)})(?:[- ]({'|'.join(list(UNITS)[1:10])}))?"
     rf"|{'|'.join(UNITS)}|{'|'.join(OTHER)})\b")
+MONEY = re.compile(r"\$(?=\d[\d,.]*(\s+[A-Za-z]{2}|[/-][A-Za-z]|[;:?!)'’]*(\s*$|\s+[A-Za-z])))")  # no maths
 ASKED = re.compile(r"\?|\b(find|calculate|compute|determine|how|what|which|who|when|where)\b")
 WORKED = re.compile(r"\\boxed|####|\b(therefore|step 1|solution:|(answer|result|solution) (is|would be))\b")
 
@@ -66,6 +67,7 @@ def numbers(text):
 
 def variables(text):
     """The letters that stand alone, "a" and "I" excepted, and all between dollars but those of commands."""
+    text = MONEY.sub("", text)
     maths = re.sub(r"\\[A-Za-z]+", " ", " ".join(re.findall(r"\$(.+?)\$", text)))
     alone = re.findall(r"(?<![A-Za-z\\'’])[A-Za-z](?![A-Za-z'’])", re.sub(r"\$.+?\$", " ", text))
     return set(re.findall("[A-Za-z]", maths)) | set(alone) - {"a", "A", "I"}
@@ -81,7 +83,7 @@ def balanced(text):
         depth += 1 if c == "{" else -1
         if depth < 0:
             return False
-    return depth == 0 and len(re.findall(r"(?<!\\)\$", text)) % 2 == 0
+    return depth == 0 and len(re.findall(r"(?<!\\)\$", MONEY.sub("", text))) % 2 == 0
 
 
 def verdict(question, text, answer, kept=()):
@@ -95,9 +97,9 @@ def verdict(question, text, answer, kept=()):
         empty=not plain(text), same=plain(text) in {plain(question), *map(plain, kept)},
         leak=any(says(text, a) and not says(question, a) for a in golds),
         worked=bool(WORKED.search(text.lower())) or text.count("=") > question.count("="),
-        numbers=numbers(text) != numbers(question), variables=variables(text) != variables(question),
-        asks="?" in question and not ASKED.search(text.lower()), latex=not balanced(text),
-        length=not .5 <= ratio <= 3)
+        numbers=numbers(text) != numbers(question), latex=not balanced(text),
+        variables=variables(text) != variables(question),
+        asks="?" in question and not ASKED.search(text.lower()), length=not .5 <= ratio <= 3)
     return next((reason for reason, bad in checks.items() if bad), "")
 
 

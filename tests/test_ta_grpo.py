@@ -22,7 +22,16 @@ sys.path.insert(0, os.path.join(ROOT, "bench"))
 import rephrase  # noqa: E402
 
 WORLD = f"{TINY}/rephrase"
-FEW = ["--prompts", "3", "--group", "3", "--eval_problems", "6", "--eval_samples", "2", "--ks", "1", "--probe", "2"]
+RATE = .002
+FEW = ["--prompts", "3", "--group", "3", "--eval_problems", "6", "--eval_samples", "2", "--ks", "1", "--probe", "2",
+       "--max_new_tokens", "32"]
+
+
+@pytest.fixture(autouse=True)
+def few_problems(tmp_path, monkeypatch):
+    """The first twelve questions, so that a run does not begin with encoding 4800 prompts."""
+    real = common.load_problems
+    monkeypatch.setattr(ta_grpo, "load_problems", lambda path: real(path)[:12])
 
 
 def oracle_advantages(rewards, sizes):
@@ -77,7 +86,8 @@ def test_pooling_offsets_a_phrasing():
     A, p = pool_advantages(r.flatten(), [32]).view(4, 8), r.mean(1)
     torch.testing.assert_close(A.mean(1), (p - r.mean()) / (r.std() + 1e-6))
     variance = r.var(correction=0).item()
-    assert variance == pytest.approx(((p * (1 - p)).mean() + p.var(correction=0)).item()) == pytest.approx((r.mean() * (1 - r.mean())).item())
+    assert variance == pytest.approx(((p * (1 - p)).mean() + p.var(correction=0)).item())
+    assert variance == pytest.approx((r.mean() * (1 - r.mean())).item())
     assert pool_advantages(r.flatten(), 8).view(4, 8).mean(1).abs().max() < 1e-9
 
 
@@ -123,9 +133,10 @@ def on_the_table(monkeypatch, anchor, logits=((0, 0, 0), (1, 0, -1))):
     """Loss, gradients of both rows of the table and ratios of one update."""
     model, seen, real = Table(logits), [], ta_grpo.policy_loss
     logps = torch.tensor(logits, dtype=torch.float64).log_softmax(1)
-    rows = [dict(prompt=[3], asked=[3 + n], tokens=torch.tensor([o]), logps=logps[n, o][None]) for n, o in ((0, 0), (0, 1), (1, 0), (1, 2))]
-    cfg = SimpleNamespace(minibatches=1, inner_epochs=1, micro_tokens=99, group=2, aggregation="token", anchor=anchor, clip_low=.2,
-                          clip_high=.2, kl_coef=0., temperature=1., compute_dtype="float32", grad_clip=1e9)
+    rows = [dict(prompt=[3], asked=[3 + n], tokens=torch.tensor([o]), logps=logps[n, o][None])
+            for n, o in ((0, 0), (0, 1), (1, 0), (1, 2))]
+    cfg = SimpleNamespace(minibatches=1, inner_epochs=1, micro_tokens=99, group=2, aggregation="token", anchor=anchor,
+                          clip_low=.2, clip_high=.2, kl_coef=0., temperature=1., compute_dtype="float32", grad_clip=1e9)
     monkeypatch.setattr(ta_grpo, "policy_loss", lambda logp, was, *a: seen.append((logp - was).exp().detach()) or seen.append(
         real(logp, was, *a)) or seen[-1])
     SGD.grads = []
@@ -171,13 +182,27 @@ def test_anchoring_bias_is_bounded_by_total_variation():
 
 
 # --- a step of the loop against plain.py --------------------------------------------------------------------
-def step(monkeypatch, tmp_path, name, script=ta_grpo, edit=None, counts=None, **settings):
-    """One step of train() in float64; returns the gradients of its updates, the pools rolled and the config."""
+class Slow(SGD):
+    """Steps that do not blow the learner up, but take ratios past the clip."""
+
+    def step(self):
+        SGD.grads.append([p.grad.clone() for group in self.param_groups for p in group["params"]])
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p -= RATE * p.grad
+
+
+def step(monkeypatch, tmp_path, name, script=ta_grpo, edit=None, counts=None, easy=False, **settings):
+    """One step of train() in float64; returns the gradients of its updates, the pools rolled and the config. easy: the first
+    rephrasing and the question change places, for rows of the question alone are nearly all wrong."""
     settings = dict(dict(prompts=3, group=4, steps=1, grad_clip=1e9, max_new_tokens=32, seed=2, probe=0, warmup=0), **settings)
     model, tokenizer, eos_ids, V = common.load_model(f"{WORLD}/learner", "cpu", torch.float64)
     cfg, _ = common.parse_config(script.Config, script.PRESETS, ["--device", "cpu"])
     vars(cfg).update(settings)
     problems = common.load_problems(f"{WORLD}/train.jsonl")[:settings["prompts"] + 1]
+    for p in problems if easy else []:
+        p["question"], p["rephrasings"][0]["text"] = p["rephrasings"][0]["text"], p["question"]
     for p, n in zip(problems, counts or []):
         p["rephrasings"] = p["rephrasings"][:n]
     [(_, problems)] = common.encode_problems(cfg, model, tokenizer, [("train", problems)])
@@ -185,7 +210,7 @@ def step(monkeypatch, tmp_path, name, script=ta_grpo, edit=None, counts=None, **
     rolled, roll, bind = [], script.roll_pools, script.anchored
     monkeypatch.setattr(script, "roll_pools", lambda *a, **k: rolled.append(roll(*a, **k)) or rolled[-1])
     monkeypatch.setattr(script, "anchored", lambda rows, a: bind([edit(row) for row in rows] if edit else rows, a))
-    monkeypatch.setattr(torch.optim, "AdamW", SGD)
+    monkeypatch.setattr(torch.optim, "AdamW", Slow)
     SGD.grads = []
     os.makedirs(tmp_path / name)
     script.train(cfg, model, tokenizer, eos_ids, V, problems, [], str(tmp_path / name), None)
@@ -216,11 +241,11 @@ def oracle_step(pools, cfg):
             loss = loss + terms.sum() / sum(len(row["tokens"]) for row in rows)
         model.zero_grad()
         loss.backward()
-        if any(p.grad.abs().max() > 0 for p in model.parameters()):
+        if cfg.kl_coef or any(row["A"] for row in rows):
             grads.append([p.grad.clone() for p in model.parameters()])
             with torch.no_grad():
                 for p in model.parameters():
-                    p -= .02 * p.grad
+                    p -= RATE * p.grad
     return grads
 
 
@@ -231,27 +256,33 @@ def apart(got, wanted):
     return max((g - w).abs().max().item() for a, b in zip(got, wanted) for g, w in zip(a, b))
 
 
-FULL = dict(counts=[1, 3, 2, 3], kl_coef=.2, minibatches=3, inner_epochs=2)
+def largest(grads):
+    return max(g.abs().max().item() for update in grads for g in update)
+
+
+FULL = dict(counts=[1, 3, 2, 3], kl_coef=.2, minibatches=3)
 
 
 @pytest.mark.parametrize("settings", [
-    dict(counts=[3, 0, 2, 3]), FULL, FULL | dict(anchor="sampled"), FULL | dict(anchor="cross"), dict(pool="per_phrasing"),
-    dict(kl_coef=.2, minibatches=3, matched=True, micro_tokens=150, temperature=.8)])
+    dict(counts=[3, 0, 2, 3]), FULL | dict(inner_epochs=2), FULL | dict(anchor="sampled"), FULL | dict(anchor="cross"),
+    dict(pool="per_phrasing", counts=[1, 2, 1, 2]),
+    dict(kl_coef=.2, minibatches=3, matched=True, micro_tokens=150, temperature=.8, easy=True)])
 def test_a_step_is_the_formulas(monkeypatch, tmp_path, settings):
     """O6, O9, O12 and (1) to (4): ratios, KL and old log-probs given q_0, token ids reused, pools whole, in padded batches."""
     got, pools, cfg = step(monkeypatch, tmp_path, "a", **settings)
     wanted = oracle_step(pools, cfg)
-    assert 0 < len(got) and apart(got, wanted) < 1e-6 and max(g.abs().max() for g in got[0]) > 1e-3
+    assert 0 < len(got) and apart(got, wanted) < 1e-6 and largest(got) > 1e-3
     if cfg.inner_epochs == 1 and cfg.minibatches == 1:
         assert [r["clip_frac"] for r in lines(tmp_path / "a")] == [0]
-    elif cfg.minibatches == 3 and cfg.inner_epochs == 2:
+    elif cfg.inner_epochs == 2:
         assert lines(tmp_path / "a")[0]["clip_frac"] > 0
 
 
 ASKED = ("        met = update(", '        update.asked = anchored(batch, "sampled")[0]\n        met = update(')
 FAULTS = dict(
     old_from_sampler=[("was, away = old[rows] if len(parts) > 1 else logp.detach(),", "was, away = sampled[rows],")],
-    std_per_phrasing=[("advantages(pool[None])[0] for", "(pool - pool.mean()) / (pool.view(-1, 4).std(1).repeat_interleave(4) + 1e-6) for")],
+    std_per_phrasing=[("advantages(pool[None])[0] for",
+                       "(pool - pool.mean()) / (pool.view(-1, 4).std(1).repeat_interleave(4) + 1e-6) for")],
     numerator_under_q_n=[ASKED, ("entropy, mask = score(model, sequences,", "entropy, mask = score(model, update.asked,")],
     ddof=[("rewards.std(1, keepdim=True)", "rewards.std(1, keepdim=True, correction=0)")],
     kl_under_q_n=[ASKED, ("= score(net, sequences,", "= score(net, update.asked if net is reference else sequences,")],
@@ -289,18 +320,18 @@ def test_other_prompts_after_the_rollout(monkeypatch, tmp_path, anchor):
 
 def test_no_rephrasings_is_grpo_whatever_the_anchor(monkeypatch, tmp_path):
     """O1, bit for bit; that it is also ngrpo.py's plain GRPO stands in test_twins.py."""
-    how = dict(num_rephrasings=0, kl_coef=.1, minibatches=3, inner_epochs=2, seed=6, group=8, prompts=3)
-    first, *others = (step(monkeypatch, tmp_path, a + p, anchor=a, pool=p, **how)[0]
-                      for a in ("original", "sampled", "cross") for p in ("joint", "per_phrasing"))
-    assert first and all(apart(first, other) == 0 for other in others)
+    how = dict(num_rephrasings=0, kl_coef=.1, minibatches=3, group=8, easy=True)
+    first, *others = (step(monkeypatch, tmp_path, a + p, anchor=a, pool=p, **how)[0] for a, p in (
+        ("original", "joint"), ("sampled", "per_phrasing"), ("cross", "joint")))
+    assert largest(first) > 1e-3 and all(apart(first, other) == 0 for other in others)
 
 
 def test_copies_are_a_larger_group(monkeypatch, tmp_path):
     """O2: rephrasings that are the question itself: any anchor is the same, and it is GRPO with a group of (N+1) G."""
-    how = dict(kl_coef=.1, minibatches=3, inner_epochs=2, seed=6)
+    how = dict(kl_coef=.1, minibatches=3, easy=True)
     first, *others = (step(monkeypatch, tmp_path, a, anchor=a, matched=True, **how)[0] for a in ("original", "sampled", "cross"))
     larger = step(monkeypatch, tmp_path, "larger", num_rephrasings=0, **how | dict(group=16))[0]
-    assert first and all(apart(first, other) == 0 for other in others) and apart(first, larger) < 1e-9
+    assert largest(first) > 1e-3 and all(apart(first, other) == 0 for other in others) and apart(first, larger) < 1e-7
 
 
 def test_clip_of_a_second_update():
@@ -334,8 +365,9 @@ def test_smaller_pools(monkeypatch, tmp_path, capsys):
 
 def test_no_rephrasings_at_all_are_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(ta_grpo, "load_model", lambda *a: pytest.fail("model loaded"))
+    (tmp_path / "bare.jsonl").write_text('{"question": "q", "answer": "1"}')
     with pytest.raises(SystemExit) as stop:
-        ta_grpo.main(["--data", f"{TINY}/easy_train.jsonl", "--out", str(tmp_path)])
+        ta_grpo.main(["--data", str(tmp_path / "bare.jsonl"), "--out", str(tmp_path)])
     assert stop.value.code == 2 and "no question has rephrasings" in capsys.readouterr().err
 
 
@@ -352,12 +384,12 @@ def test_dynamic_sampling(monkeypatch, tmp_path, tries):
     if tries == 1:                                              # off: dead pools have no loss, but their tokens count
         off, same, cfg = step(monkeypatch, tmp_path, "b", **how | dict(dynamic_sampling=0))
         share = sum(len(r["tokens"]) for pool in spread for r in pool) / sum(len(r["tokens"]) for pool in same for r in pool)
-        assert apart(off, [[share * g for g in got[0]]]) < 1e-9 and 0 < share < 1
+        assert apart(off, [[share * g for g in got[0]]]) < 1e-7 and 0 < share < 1
 
 
 def test_nothing_alive_is_no_error(tmp_path):
     """One token is no answer: every pool is dead, whatever is tried."""
-    ta_grpo.main(["--steps", "1", "--max_new_tokens", "1", "--dynamic_sampling", "2", "--out", str(tmp_path / "a"), *FEW])
+    ta_grpo.main(["--steps", "1", "--dynamic_sampling", "2", "--out", str(tmp_path / "a"), *FEW, "--max_new_tokens", "1"])
     log = next(r for r in lines(tmp_path / "a") if r["kind"] == "step")
     assert log["dead"] == 1 and log["rollouts"] == 2 and log["grad_norm"] is None
 
@@ -463,14 +495,15 @@ HOUSE = "A house costs $80,000 and repairs cost $1,500.50. What is the sum?"
     (TOM, "27", "Tom has 12 boxes of 4 pens. He gives away 21 pens, x of them blue. How many pens are left?", "variables"),
     (TOM, "27", "12 boxes, 4 pens, 21?", "length"),
     (TOM, "27", "12 boxes of 4 pens are Tom's. He gives 21 pens away to his friends.", "asks"),
-    (TOM, "27", "Tom, " + "a very kind and generous boy, " * 9 + "has 12 boxes of 4 pens and gives away 21. How many are left?", "length"),
+    (TOM, "27", "Tom, " + "a very kind and generous boy, " * 9 + "has 12 boxes of 4 pens and gives 21 away. How many stay?", "length"),
     (EQ, "2", "What is $y$, given that $x = 3$ and $2x + 3y = 12$?", ""),
     (EQ, "2", "Given $x = 3$ and $2x + 3y = 12$, find the value of $y$.", ""),
     (EQ, "2", "What is $b$, given that $a = 3$ and $2a + 3b = 12$?", "variables"),
-    (EQ, "2", "What is $y$, given that $x = 3$ and $2x + 3y = 12?", "variables"),
+    (EQ, "2", "What is $y$, given that $x = 3$ and $2x + 3y = 12?", "latex"),
     (EQ, "y=2", "What is $y$, given that $x = 3$ and $2x + 3y = 12$ and y=2?", "leak"),
     (EQ, "2", "What is $y$, given that $x = 3$ and ${2x + 3y = 12$?", "latex"),
-    (EQ, "2", "What is $y$, given that $x = 3$ and $2x + 3y = 12$? It is $y = 4 - 2$.", "worked"),
+    (EQ, "2", "What is $y$, given that $x = 3$ and $2x + 3y = 12$? It is $y = 4 - 2$.", "leak"),
+    (EQ, "2", "What is $y$, given that $x = 3$, hence $2x = 6$, and $2x + 3y = 12$?", "worked"),
     (HOUSE, "81500.5", "What do a house of $80000 and repairs of $1500.50 cost together?", ""),
     (HOUSE, "81500.5", "What do a house of $80,000 and repairs of $1,500 cost together?", "numbers"),
     (HOUSE, "81500.5", "A house is $80,000, repairs are $1,500.50, in all 81,500.5. What is the sum?", "leak"),
@@ -493,7 +526,9 @@ def run_rephrase(monkeypatch, tmp_path, say, *flags, problems=3):
     monkeypatch.setattr(rephrase, "rollout", lambda model, head, prompts, u, **k: (
         torch.zeros(len(u), 1, dtype=torch.long), None, torch.ones(len(u), dtype=torch.long)))
     out = str(tmp_path / "out.jsonl")
-    reasons = rephrase.main([f"{TINY}/easy_test.jsonl", out, "--model", f"{TINY}/learner", "--questions", str(problems),
+    with open(tmp_path / "bare.jsonl", "w") as f:
+        f.writelines(json.dumps(p | dict(rephrasings=[])) + "\n" for p in common.load_problems(f"{TINY}/easy_test.jsonl")[:3])
+    reasons = rephrase.main([str(tmp_path / "bare.jsonl"), out, "--model", f"{TINY}/learner", "--questions", str(problems),
                              "--tries", "2", "--chunk", "2", *flags])
     return reasons, common.load_problems(out)
 
