@@ -371,7 +371,7 @@ def test_no_rephrasings_at_all_are_refused(tmp_path, capsys, monkeypatch):
     assert stop.value.code == 2 and "no question has rephrasings" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("tries", [1, 3])
+@pytest.mark.parametrize("tries", [1, 3, 20])
 def test_dynamic_sampling(monkeypatch, tmp_path, tries):
     """O11: kept are exactly the pools with spread, as many as B, none of them twice; the others are in no denominator."""
     how = dict(num_rephrasings=1, group=2, dynamic_sampling=tries, seed=5)
@@ -380,6 +380,7 @@ def test_dynamic_sampling(monkeypatch, tmp_path, tries):
     log, = lines(tmp_path / "a")
     assert log["rollouts"] == len(pools) / 3 <= tries and 0 < len(spread) < len(pools) and log["dead"] == 0
     assert log["rollouts"] == tries or len(spread) >= 3
+    assert tries < 20 or log["rollouts"] < 20                   # no more than it takes
     assert apart(got, oracle_step(spread[:3], cfg)) < 1e-6
     if tries == 1:                                              # off: dead pools have no loss, but their tokens count
         off, same, cfg = step(monkeypatch, tmp_path, "b", **how | dict(dynamic_sampling=0))
@@ -387,11 +388,14 @@ def test_dynamic_sampling(monkeypatch, tmp_path, tries):
         assert apart(off, [[share * g for g in got[0]]]) < 1e-7 and 0 < share < 1
 
 
-def test_nothing_alive_is_no_error(tmp_path):
-    """One token is no answer: every pool is dead, whatever is tried."""
-    ta_grpo.main(["--steps", "1", "--dynamic_sampling", "2", "--out", str(tmp_path / "a"), *FEW, "--max_new_tokens", "1"])
+def test_nothing_alive_is_no_error(tmp_path, monkeypatch):
+    """One token is no answer: every pool is dead, whatever is tried, and each try has draws of its own."""
+    purposes, real = [], ta_grpo.roll_pools
+    monkeypatch.setattr(ta_grpo, "roll_pools", lambda *a, **k: purposes.append(a[4]) or real(*a, **k))
+    ta_grpo.main(["--steps", "2", "--dynamic_sampling", "2", "--out", str(tmp_path / "a"), *FEW, "--max_new_tokens", "1"])
     log = next(r for r in lines(tmp_path / "a") if r["kind"] == "step")
     assert log["dead"] == 1 and log["rollouts"] == 2 and log["grad_norm"] is None
+    assert [p for p in purposes if p[2] == 0] == [(1, n, 0) for n in (1, 2, 3, 4)]
 
 
 # --- diagnostics --------------------------------------------------------------------------------------------
@@ -495,7 +499,7 @@ HOUSE = "A house costs $80,000 and repairs cost $1,500.50. What is the sum?"
     (TOM, "27", "Tom has 12 boxes of 4 pens. He gives away 21 pens, x of them blue. How many pens are left?", "variables"),
     (TOM, "27", "12 boxes, 4 pens, 21?", "length"),
     (TOM, "27", "12 boxes of 4 pens are Tom's. He gives 21 pens away to his friends.", "asks"),
-    (TOM, "27", "Tom, " + "a very kind and generous boy, " * 9 + "has 12 boxes of 4 pens and gives 21 away. How many stay?", "length"),
+    (TOM, "27", "Tom, " + "a very kind, generous boy, " * 9 + "has 12 boxes of 4 pens, gives 21 away. How many stay?", "length"),
     (EQ, "2", "What is $y$, given that $x = 3$ and $2x + 3y = 12$?", ""),
     (EQ, "2", "Given $x = 3$ and $2x + 3y = 12$, find the value of $y$.", ""),
     (EQ, "2", "What is $b$, given that $a = 3$ and $2a + 3b = 12$?", "variables"),
@@ -518,18 +522,18 @@ def test_numbers():
     assert rephrase.numbers("twice a hundred") != rephrase.numbers("a hundred") and rephrase.numbers("someone, often") == []
 
 
-def run_rephrase(monkeypatch, tmp_path, say, *flags, problems=3):
-    """main() with a model that says `say(i)` in its i-th completion."""
+def run_rephrase(monkeypatch, tmp_path, say, problems=3, last=0):
+    """main() with a model that says `say(i)` in its i-th completion and ends it with the id `last`."""
     count = []
     monkeypatch.setattr(rephrase, "decode", lambda tokenizer, tokens, lengths: [
         count.append(1) or say(len(count) - 1) for _ in range(len(tokens))])
     monkeypatch.setattr(rephrase, "rollout", lambda model, head, prompts, u, **k: (
-        torch.zeros(len(u), 1, dtype=torch.long), None, torch.ones(len(u), dtype=torch.long)))
+        torch.full((len(u), 1), last), None, torch.ones(len(u), dtype=torch.long)))
     out = str(tmp_path / "out.jsonl")
     with open(tmp_path / "bare.jsonl", "w") as f:
         f.writelines(json.dumps(p | dict(rephrasings=[])) + "\n" for p in common.load_problems(f"{TINY}/easy_test.jsonl")[:3])
     reasons = rephrase.main([str(tmp_path / "bare.jsonl"), out, "--model", f"{TINY}/learner", "--questions", str(problems),
-                             "--tries", "2", "--chunk", "2", *flags])
+                             "--tries", "2", "--chunk", "2"])
     return reasons, common.load_problems(out)
 
 
@@ -550,6 +554,8 @@ def test_records_say_where_they_come_from(monkeypatch, tmp_path):
 def test_rejects_are_counted(monkeypatch, tmp_path):
     reasons, made = run_rephrase(monkeypatch, tmp_path, lambda i: "So be it." if i % 2 else "", problems=2)
     assert reasons["empty"] == 6 and sum(reasons.values()) == 12 and not any(p["rephrasings"] for p in made)
+    os.remove(tmp_path / "out.jsonl")
+    assert run_rephrase(monkeypatch, tmp_path, lambda i: "How many?", problems=1, last=5)[0] == dict(cut=6)
 
 
 def test_the_tiny_learner_cannot_rephrase(tmp_path, capsys):
