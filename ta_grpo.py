@@ -23,7 +23,7 @@ Four right answers to a question, two right and two wrong ones to a rephrasing, 
 We could not read the paper's body: only its abstract, summaries of it, and an author's code ("release"). So:
     D1 (3) is v5 by its summaries; v1 and the release have q_n on both sides (--anchor sampled); --anchor
        cross has the sampler's pi_old(o | q_n) below, a true ratio, which clips from the first update on
-    D2 N is v1's, the release's file has six; the prompt of the paper's KL is unknown, ours is the ratio's
+    D2 N is v1's, the release's seems about 6; the prompt of the paper's KL is unknown, ours is the ratio's
     D3 unbiased std, its 1e-6, k3 and the token mean are the release's, not its dual clip
     D4 the release's batches cut through pools, ours do not; where rephrasings lack a pool is smaller
     D5 GPT-4-Turbo rephrases there, by an unknown prompt, here bench/rephrase.py; the demo's are templates

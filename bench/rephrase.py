@@ -2,7 +2,7 @@ r"""Rephrasings for ta_grpo.py: a model says each question of IN in other words,
 
     python bench/rephrase.py tiny/rephrase/test.jsonl out.jsonl --model HuggingFaceTB/SmolLM2-360M-Instruct
     python bench/rephrase.py DigitalLearningGmbH/MATH-lighteval math_rephrased.jsonl --model Qwen/Qwen3-4B \
-        --max_new_tokens 512
+        --max_new_tokens 2048        # it thinks aloud first
 
 The paper uses GPT-4-Turbo and a prompt we do not know; prompt, kinds and filters are ours. A rephrasing keeps
 the answer of its question, so a bad one teaches a wrong label: where in doubt the filters reject, by name:
@@ -146,7 +146,7 @@ def main(argv=None):
                     at = i * rows + kind * args.tries + attempt
                     if len(found) >= args.number:
                         break
-                    text = texts[at].strip().strip('"').strip()
+                    text = texts[at].rsplit("</think>", 1)[-1].strip().strip('"').strip()
                     why = "" if ended[at] else "cut"
                     why = why or verdict(p["question"], text, p["answer"], [r["text"] for r in found])
                     size = len(encode_prompt(tokenizer, text, args.prompt_format))
