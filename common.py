@@ -317,7 +317,8 @@ def read_problem(record, where):
     if not isinstance(rephrasings, list) or not all(
             isinstance(r, dict) and str(r.get("text") or "").strip() for r in rephrasings):
         refuse(f"{where}: rephrasings must be a list of objects with a text each")
-    identity = str(record.get("id") or hashlib.sha256(question.encode()).hexdigest()[:12])
+    identity = record.get("id")                         # 0 is one
+    identity = hashlib.sha256(question.encode()).hexdigest()[:12] if identity in (None, "") else str(identity)
     if record.get("choices") and all(golds):            # lettered in an order fixed by the id
         choices, letters = record["choices"], "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
         right = choices.index(golds[0]) if golds[0] in choices else letters.find(golds[0])

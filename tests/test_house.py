@@ -10,7 +10,7 @@ import tokenize
 import pytest
 from conftest import ROOT
 
-FILES = dict(ngrpo=460, grpo_sg=540, s2l_po=460, common=550)
+FILES = dict(ngrpo=460, grpo_sg=540, s2l_po=460, ta_grpo=460, common=550)
 
 
 def tree_of(name):

@@ -10,14 +10,18 @@ from test_saving import SMALL, lines
 import grpo_sg
 import ngrpo
 import s2l_po
+import ta_grpo
 
-SCRIPTS = ["ngrpo", "grpo_sg", "s2l_po"]
+SCRIPTS = ["ngrpo", "grpo_sg", "s2l_po", "ta_grpo"]
 INTENDED = dict(                                        # function: why it is not the same in every script
     nearest="N-GRPO's neighbours", mixture="N-GRPO's mixtures", mix="N-GRPO's mixtures", rollout="N-GRPO mixes its inputs, S2L-PO records a nucleus",
     explorer_count="S2L-PO's schedule", nucleus="S2L-PO's explorer", join="S2L-PO's two sources", denominator="S2L-PO's ratios",
     knights_reward="GRPO-SG's second task", selected_logit="GRPO-SG's h", sharpness_weight="GRPO-SG's w", token_weights="GRPO-SG and its baselines",
+    roll_pools="TA-GRPO's pools", pool_advantages="TA-GRPO's pools", add_phrasings="TA-GRPO's pools", anchored="TA-GRPO's q_0",
+    lexical_distance="TA-GRPO's diagnostics", probe="TA-GRPO's diagnostics",
     score="N-GRPO rebuilds mixed inputs, GRPO-SG takes h along", policy_loss="N-GSPO; GRPO-SG's weights; S2L-PO's dual clip",
-    evaluate="N-GRPO may mix in evaluation", update="GRPO-SG's weights and passes; S2L-PO's sources", train="what a step draws and logs",
+    evaluate="N-GRPO may mix in evaluation, TA-GRPO rolls pools of one phrasing",
+    update="GRPO-SG's weights and passes; S2L-PO's sources; TA-GRPO's anchors", train="what a step draws and logs",
     main="each script's own checks and name")
 
 
@@ -62,7 +66,7 @@ def test_methods_off_it_is_the_same_run(tmp_path):
              "--save_every", "0", "--model", f"{TINY}/learner", "--data", f"{TINY}/easy_train.jsonl", "--eval_data",
              f"{TINY}/easy_test.jsonl", "--lr", "2e-4", *SMALL]
     runs = dict(ngrpo=(ngrpo, ["--mix_rate", "0"]), grpo_sg=(grpo_sg, ["--weighting", "none"]),
-                s2l_po=(s2l_po, ["--schedule", "off"]))
+                s2l_po=(s2l_po, ["--schedule", "off"]), ta_grpo=(ta_grpo, ["--num_rephrasings", "0", "--probe", "0"]))
     for name, (script, off) in runs.items():
         script.main(["--out", str(tmp_path / name), *flags, *off])
     for log, needed in (("metrics.jsonl", {"reward", "grad_norm", "entropy", "kl", "clip_frac"}),
