@@ -1,46 +1,95 @@
-"""Draw held-out pass@1 of runs as an SVG, no library needed:  python bench/plot.py OUT.svg RUN [RUN ...]
+"""Curves as an SVG, no library needed.
 
-Each RUN is an output folder with "eval" lines in its metrics.jsonl; the bars are one standard error over problems."""
+    python bench/plot.py OUT.svg RUN [RUN ...]
+        held-out pass@1 of output folders (their metrics.jsonl), with one standard error over problems
+    python bench/plot.py OUT.svg --study FILE.jsonl
+        reward of the study's arms: means over seeds of five steps, with one standard error over seeds
+"""
 import json
 import os
 import sys
 
-WIDTH, HEIGHT, LEFT, TOP = 640, 300, 50, 20
-COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#8d6a9f", "#c77d0a", "#4f5d75")
+import torch
+
+WIDTH, HEIGHT, LEFT, TOP = 470, 300, 50, 30
+COLOURS = ("#4f5d75", "#d1495b", "#1b6ca8", "#3a7d44", "#c77d0a", "#8d6a9f")
+PANELS = {                                      # setting of the study: title and arms that are drawn
+    "easy, lr 1e-4, 1 update": ("GRPO-SG, easy world", dict(none="plain GRPO", sg="GRPO-SG", lopti="Lopti")),
+    "easy, lr 3e-4, 4 updates": ("… where GRPO decays", dict(
+        none="plain GRPO", sg="GRPO-SG", constant="w = 1.15")),
+    "explore, lr 3e-4": ("S2L-PO, learner blind on a type", dict(
+        off="plain GRPO", linear="S2L-PO", constant="half for ever", positive="only its right rows",
+        behaviour="behaviour ratio", hot="T = 1.5")),
+    "rephrase": ("TA-GRPO, questions misread", dict(
+        matched="plain GRPO, G 32", ta="TA-GRPO", per_phrasing="apart, anchored", sampled="not anchored"))}
 
 
-def main(out, *runs):
+def of_runs(runs):
+    """One panel: [(title, what y is, [(label, [(step, y, error)])])]"""
     curves = []
     for run in runs:
         with open(os.path.join(run, "metrics.jsonl")) as f:
             lines = [json.loads(line) for line in f]
-        points = [(r["step"], r["pass@1"], r["pass@1_se"] or 0) for r in lines if r["kind"] == "eval"]
-        cfg = lines[0]["config"]
-        curves.append((f"seed {cfg['seed']}" + (", no mixing" if cfg["mix_rate"] == 0 else ""), points))
+        points = [(r["step"], r["pass@1"], r["pass@1_se"] or 0) for r in lines if "pass@1" in r]
+        curves.append((os.path.basename(os.path.normpath(run)), points))
+    return [("", "held-out pass@1", curves)]
+
+
+def of_study(path, width=5):
+    with open(path) as f:
+        lines = [json.loads(line) for line in f]
+    panels = []
+    for setting, (title, arms) in PANELS.items():
+        curves = []
+        for arm, label in arms.items():
+            key = "reward_own" if setting == "rephrase" else "reward"       # TA-GRPO's pool is easier
+            rewards = [x["series"][key] for x in lines if (x["setting"], x["arm"]) == (setting, arm)]
+            if not rewards:
+                continue
+            smooth = torch.tensor(rewards).unfold(1, width, 1).mean(2)                  # (seeds, steps - 4)
+            error = smooth.std(0) / len(rewards) ** .5 if len(rewards) > 1 else torch.zeros(smooth.shape[1])
+            steps = range(width // 2 + 1, width // 2 + 1 + smooth.shape[1])
+            curves.append((label, list(zip(steps, smooth.mean(0).tolist(), error.tolist()))))
+        panels += [(title, f"reward, {len(rewards)} seeds", curves)] * bool(curves)
+    return panels
+
+
+def panel(title, what, curves, x0, y0):
+    """SVG lines of one panel whose corner is at (x0, y0)."""
     last = max(step for _, points in curves for step, _, _ in points)
 
     def x(step):
-        return LEFT + (WIDTH - LEFT - 110) * step / max(1, last)
+        return x0 + LEFT + (WIDTH - LEFT - 20) * step / max(1, last)
 
     def y(rate):
-        return TOP + (HEIGHT - TOP - 40) * (1 - rate)
-
-    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
-           f'font-size="12"><rect width="100%" height="100%" fill="white"/>']
+        return y0 + TOP + (HEIGHT - TOP - 45) * (1 - rate)
+    svg = [f'<text x="{x0 + LEFT}" y="{y0 + 18}" font-weight="bold">{title}</text>']
     for tick in range(0, 11, 2):
-        svg += [f'<line x1="{LEFT}" x2="{x(last)}" y1="{y(tick / 10)}" y2="{y(tick / 10)}" stroke="#ddd"/>',
-                f'<text x="{LEFT - 8}" y="{y(tick / 10) + 4}" text-anchor="end">{tick / 10:.1f}</text>']
+        svg += [f'<line x1="{x(0)}" x2="{x(last)}" y1="{y(tick / 10)}" y2="{y(tick / 10)}" stroke="#ddd"/>',
+                f'<text x="{x(0) - 8}" y="{y(tick / 10) + 4}" text-anchor="end">{tick / 10:.1f}</text>']
     for step in range(0, last + 1, max(1, last // 5)):
-        svg.append(f'<text x="{x(step)}" y="{HEIGHT - 22}" text-anchor="middle">{step}</text>')
-    svg += [f'<text x="{x(last / 2)}" y="{HEIGHT - 5}" text-anchor="middle">step</text>',
-            f'<text x="12" y="{y(.5)}" transform="rotate(-90 12 {y(.5)})" text-anchor="middle">held-out pass@1</text>']
+        svg.append(f'<text x="{x(step)}" y="{y0 + HEIGHT - 27}" text-anchor="middle">{step}</text>')
+    svg += [f'<text x="{x(last / 2)}" y="{y0 + HEIGHT - 10}" text-anchor="middle">step</text>',
+            f'<text x="{x0 + 12}" y="{y(.5)}" transform="rotate(-90 {x0 + 12} {y(.5)})" '
+            f'text-anchor="middle">{what}</text>']
     for i, (label, points) in enumerate(curves):
         colour = COLOURS[i % len(COLOURS)]
+        band = [f"{x(s):.1f},{y(p + e):.1f}" for s, p, e in points]
+        band += [f"{x(s):.1f},{y(p - e):.1f}" for s, p, e in reversed(points)]
         path = " ".join(f"{x(s):.1f},{y(p):.1f}" for s, p, _ in points)
-        svg.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        svg += [f'<line x1="{x(s):.1f}" x2="{x(s):.1f}" y1="{y(p - e):.1f}" y2="{y(p + e):.1f}" stroke="{colour}"/>'
-                for s, p, e in points]
-        svg.append(f'<text x="{x(last) + 8}" y="{y(.3) + 16 * i}" fill="{colour}">{label}</text>')
+        svg += [f'<polygon points="{" ".join(band)}" fill="{colour}" opacity=".15"/>',
+                f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>',
+                f'<text x="{x0 + LEFT + 8}" y="{y(1) + 12 + 15 * i}" fill="{colour}">{label}</text>']
+    return svg
+
+
+def main(out, *runs):
+    panels = of_study(runs[1]) if runs[0] == "--study" else of_runs(runs)
+    wide, high = WIDTH * min(2, len(panels)), HEIGHT * -(-len(panels) // 2)
+    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" font-family="sans-serif" '
+           f'font-size="12"><rect width="100%" height="100%" fill="white"/>']
+    for i, (title, what, curves) in enumerate(panels):
+        svg += panel(title, what, curves, WIDTH * (i % 2), HEIGHT * (i // 2))
     with open(out, "w") as f:
         f.write("\n".join(svg + ["</svg>"]) + "\n")
 

@@ -25,7 +25,8 @@ from tqdm import tqdm
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 FINAL = "--eval_problems 300 --eval_samples 16 --ks 1 4 8 16 --save_every 0"
-SERIES = ("reward", "dead", "length", "entropy", "clip_frac", "grad_norm")      # kept step by step
+SERIES = ("reward", "dead", "length", "entropy", "clip_frac", "grad_norm",      # kept step by step
+          "learner_reward", "reward_own")
 # quantiles of Student's t by degrees of freedom: .975 for intervals, .8 for the power of the smallest effect
 T975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 T800 = (math.nan, 1.376, 1.061, .978, .941, .920, .906, .896, .889, .883)
@@ -87,7 +88,8 @@ def run(plan):
     origin = {k: rows[0][k] for k in ("git", "device", "torch", "transformers")}
     return dict(study=study, setting=setting, arm=arm, seed=seed, command=command, evals=evals, mean=mean,
                 probes=probes,
-                series={k: [float(f"{x:.3g}") for x in columns[k].nan_to_num(0)] for k in SERIES}, **origin)
+                series={k: [None if x.isnan() else float(f"{x:.3g}") for x in columns[k]]
+                        for k in SERIES if k in columns}, **origin)
 
 
 def spikes(norms, width=21, factor=3):
