@@ -1,7 +1,7 @@
 """What the methods do on the tiny worlds: arms x seeds, each a script's run, in one JSONL; then the tables.
 
     python bench/study.py --only sg             GRPO-SG beside plain GRPO and its baselines: forty minutes
-    python bench/study.py --only s2l ta         S2L-PO and TA-GRPO beside theirs: an hour
+    python bench/study.py --only s2l ta s2l_more    S2L-PO and TA-GRPO beside theirs: an hour
     python bench/study.py --only sg --table     the tables again, from the runs on record
 
 Runs on record with the same flags are not made again, so a study can be stopped and gone on with. One that
@@ -39,9 +39,10 @@ S2L = dict(off="--schedule off", linear="", constant="--schedule constant", step
            explorer_only="--schedule constant --constant_count 8",
            stale_learner="--explorer tiny/explore/learner",         # off-policy, but not small
            hot="--schedule off --temperature 1.5",                  # noise token by token
-           positive="--explorer_rows positive", behaviour="--ratio behaviour", tis="--ratio tis",
+           positive="--explorer_rows positive", behaviour="--ratio behaviour",
            constant_positive="--schedule constant --explorer_rows positive")
-WHEN = dict(off="--schedule off", linear="", short="--anneal_steps 12", long="--anneal_steps 36")
+MORE = dict(off="--schedule off", linear="", tis="--ratio tis", short="--anneal_steps 12",
+            long="--anneal_steps 36")
 TA = dict(grpo="--num_rephrasings 0", matched="--num_rephrasings 0 --group 32", ta="",
           sampled="--anchor sampled", per_phrasing="--pool per_phrasing", copies="--matched True",
           dynamic="--num_rephrasings 0 --dynamic_sampling 4",       # as many rollouts at most
@@ -49,10 +50,10 @@ TA = dict(grpo="--num_rephrasings 0", matched="--num_rephrasings 0 --group 32", 
 STUDIES = dict(                             # study: [(setting, script, flags of all arms, {arm: its flags})]
     sg=[("easy, lr 1e-4, 1 update", "grpo_sg.py", "--steps 40 --lr 1e-4", SG),
         ("easy, lr 3e-4, 4 updates", "grpo_sg.py", "--steps 40 --lr 3e-4 --minibatches 4", SG)],
-    s2l=[("explore, lr 3e-4", "s2l_po.py", "", S2L),
-         ("explore, lr 1e-4", "s2l_po.py", "--lr 1e-4", dict(off=S2L["off"], linear="")),
-         ("explore, when the explorer ends", "s2l_po.py", "", WHEN)],
-    ta=[("rephrase", "ta_grpo.py", "", TA)])
+    s2l=[("explore, lr 3e-4", "s2l_po.py", "", S2L)],
+    ta=[("rephrase", "ta_grpo.py", "", TA)],
+    s2l_more=[("explore, lr 1e-4", "s2l_po.py", "--lr 1e-4", dict(off=S2L["off"], linear="")),
+              ("explore, another end of the explorer, TIS", "s2l_po.py", "", MORE)])
 
 
 def planned(only, seeds, quick):

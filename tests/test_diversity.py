@@ -254,6 +254,7 @@ def test_embeddings_do_not_depend_on_their_batch():
             torch.testing.assert_close(got, torch.stack(wanted), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys):
     """The learner beside itself does not differ; hotter, it does; the samples are those of a plain count."""
     out, learner = tmp_path / "d.jsonl", os.path.join(TINY, "explore", "learner")

@@ -557,6 +557,7 @@ def learn(tmp_path, *flags):
     return before, after
 
 
+@pytest.mark.slow
 def test_it_learns(tmp_path):
     """A quarter of the demo, most of whose rows are still the explorer's."""
     before, after = learn(tmp_path, "--steps", "12", "--anneal_steps", "24", "--eval_problems", "60", "--eval_samples", "4",

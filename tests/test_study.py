@@ -43,6 +43,7 @@ def test_arms_are_paired_seed_by_seed():
             assert [p[2] for p in runs] == list(arms) and {p[4][0] for p in runs} == {script}
 
 
+@pytest.mark.slow
 def test_goes_on_and_shows_what_fails(tmp_path, monkeypatch, capsys):
     """A good arm runs once for two calls; one that fails is named, counted, and tried again."""
     monkeypatch.setitem(study.STUDIES, "sg", [("little", "grpo_sg.py", "--steps 5 --prompts 2 --group 2", {

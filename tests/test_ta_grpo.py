@@ -326,6 +326,7 @@ def test_no_rephrasings_is_grpo_whatever_the_anchor(monkeypatch, tmp_path):
     assert largest(first) > 1e-3 and all(apart(first, other) == 0 for other in others)
 
 
+@pytest.mark.slow
 def test_copies_are_a_larger_group(monkeypatch, tmp_path):
     """O2: rephrasings that are the question itself: any anchor is the same, and it is GRPO with a group of (N+1) G."""
     how = dict(kl_coef=.1, minibatches=3, easy=True)
@@ -456,6 +457,7 @@ def test_logp_gap_is_rounding(tmp_path):
         assert 0 < log["logp_gap_max"] < 1e-3 and (log["clip_frac"] > 0) == (anchor == "cross")
 
 
+@pytest.mark.slow
 def test_resumed_it_is_the_run_that_was_not_stopped(tmp_path):
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     flags = ["--minibatches", "3", "--kl_coef", ".01", "--dynamic_sampling", "2", "--eval_every", "1", *FEW]
