@@ -94,9 +94,9 @@ def load_model(name, device="cpu", dtype=torch.float32):
     if os.path.isdir(name):
         files = os.listdir(name)
         if not any(f.endswith((".safetensors", ".bin")) for f in files):
-            refuse(f"--model {name}: the folder holds no weights (*.safetensors)")
+            refuse(f"model {name}: the folder holds no weights (*.safetensors)")
         if not {"tokenizer.json", "tokenizer.model", "vocab.json"} & set(files):
-            refuse(f"--model {name}: the folder holds no tokenizer (tokenizer.json)")
+            refuse(f"model {name}: the folder holds no tokenizer (tokenizer.json)")
     try:
         config = AutoConfig.from_pretrained(name)
         for part in filter(None, (config, *(getattr(config, k, None) for k in config.sub_configs))):
@@ -106,9 +106,9 @@ def load_model(name, device="cpu", dtype=torch.float32):
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype).to(device).eval()
     except (OSError, ValueError) as error:
-        refuse(f"--model {name}: cannot be loaded", error)
+        refuse(f"model {name}: cannot be loaded", error)
     if hasattr(config, "hidden_size_per_layer_input"):
-        refuse(f"--model {name}: {config.model_type} reads ids in every layer, an embedding is not enough")
+        refuse(f"model {name}: {config.model_type} reads ids in every layer, an embedding is not enough")
     head = model.get_output_embeddings()
     V = min(head.weight.shape[0], 1 + max(tokenizer.get_vocab().values()))
     ids = torch.tensor([[V // 4, V // 2, V - 1]], device=device)  # the scripts take logits for head(hidden)
@@ -117,13 +117,13 @@ def load_model(name, device="cpu", dtype=torch.float32):
             wanted = model(input_ids=ids, use_cache=False).logits
             got = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
     except (AttributeError, TypeError, ValueError) as error:    # Llama-4 calls its whole self its base model
-        refuse(f"--model {name}: {config.model_type} shows no hidden states below its head ({error!r})")
+        refuse(f"model {name}: {config.model_type} shows no hidden states below its head ({error!r})")
     if (wanted - got).abs().max() > (1e-2 if dtype == torch.bfloat16 else 1e-4) * wanted.abs().max():
-        refuse(f"--model {name}: its logits are not head(hidden), {config.model_type} scales or caps them")
+        refuse(f"model {name}: its logits are not head(hidden), {config.model_type} scales or caps them")
     named = (getattr(x, "eos_token_id", None) for x in (tokenizer, config, model.generation_config))
     eos = {i for n in named for i in (n if isinstance(n, (list, tuple)) else [n]) if i is not None and i < V}
     if not eos:
-        refuse(f"--model {name}: neither model nor tokenizer names an end-of-sequence token")
+        refuse(f"model {name}: neither model nor tokenizer names an end-of-sequence token")
     check_cache(name, model, ids[0, :2])
     return model, tokenizer, torch.tensor(sorted(eos), device=device), V
 
@@ -144,7 +144,7 @@ def check_cache(name, model, ids):
     except (IndexError, ValueError, TypeError, AttributeError, RuntimeError):
         fine = False
     if not fine:
-        refuse(f"--model {name}: {model.config.model_type} does not decode with an ordinary key-value cache")
+        refuse(f"model {name}: {model.config.model_type} does not decode with an ordinary key-value cache")
 
 
 class GrowingLayer(DynamicLayer):

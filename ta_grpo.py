@@ -62,7 +62,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 class Config:
     preset: str = HfArg(default="tiny", help="tiny (CPU demo), one_gpu or paper; any other flag overrides it")
     model: str = HfArg(default=f"{HERE}/tiny/rephrase/learner", help="folder or hub name of a causal LM")
-    data: str = HfArg(default=f"{HERE}/tiny/rephrase/train.jsonl", help="problems with rephrasings")
+    data: str = HfArg(default=f"{HERE}/tiny/rephrase/train.jsonl", help="their rephrasings: bench/rephrase.py")
     eval_data: list[str] = HfArg(default_factory=list, help="held-out problems, a table for each")
     out: str = HfArg(default="", help="output folder; empty: out/ta_grpo-TIME")
     resume: str = HfArg(default="", help="output folder of a run to go on with, its settings included")

@@ -97,4 +97,7 @@ def main(out, *runs):
 if __name__ == "__main__":
     if len(sys.argv) < 3:
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except FileNotFoundError as error:
+        sys.exit(f"error: {error.filename}: no such file")

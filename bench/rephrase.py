@@ -122,6 +122,8 @@ def main(argv=None):
     args = ap.parse_args(argv)
     if os.path.exists(args.target):
         refuse(f"{args.target}: exists; name another file")
+    if not os.path.isdir(os.path.dirname(args.target) or "."):
+        refuse(f"{args.target}: there is no such folder")
     problems = load_problems(args.source)
     problems = problems[:args.questions or len(problems)]
     dtype = torch.bfloat16 if args.device.startswith("cuda") else torch.float32
