@@ -62,7 +62,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 class Config:
     preset: str = HfArg(default="tiny", help="tiny (CPU demo), one_gpu or paper; any other flag overrides it")
     model: str = HfArg(default=f"{HERE}/tiny/rephrase/learner", help="folder or hub name of a causal LM")
-    data: str = HfArg(default=f"{HERE}/tiny/rephrase/train.jsonl", help="their rephrasings: bench/rephrase.py")
+    data: str = HfArg(default=f"{HERE}/tiny/rephrase/train.jsonl", help="rephrasings: by bench/rephrase.py")
     eval_data: list[str] = HfArg(default_factory=list, help="held-out problems, a table for each")
     out: str = HfArg(default="", help="output folder; empty: out/ta_grpo-TIME")
     resume: str = HfArg(default="", help="output folder of a run to go on with, its settings included")
@@ -88,7 +88,7 @@ class Config:
     dynamic_sampling: int = HfArg(default=0, help="R, most rollouts a step; 0 keeps all (D6)")
     probe: int = HfArg(default=32, help="training questions to take diagnostics on at each evaluation")
     # update
-    aggregation: Literal["sequence", "group", "token"] = HfArg(default="token", help="release token; group: a phrasing's")
+    aggregation: Literal["sequence", "group", "token"] = HfArg(default="token", help="release token")
     clip_low: float = HfArg(default=.2, help="eps below 1 (paper .2)")
     clip_high: float = HfArg(default=.2, help="eps above 1 (paper .2)")
     kl_coef: float = HfArg(default=0., help="beta (paper v1 .01, release .001); 0 keeps no reference model")
