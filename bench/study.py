@@ -1,7 +1,7 @@
 """What the methods do on the tiny worlds: arms x seeds, each a script's run, in one JSONL; then the tables.
 
-    python bench/study.py --only sg             GRPO-SG beside plain GRPO and its baselines: forty minutes
-    python bench/study.py --only s2l ta s2l_more    S2L-PO and TA-GRPO beside theirs: an hour
+    python bench/study.py                       every method beside plain GRPO, its baselines and controls
+    python bench/study.py --only sg             one of them: about half an hour each
     python bench/study.py --only sg --table     the tables again, from the runs on record
 
 Runs on record with the same flags are not made again, so a study can be stopped and gone on with. One that
@@ -31,6 +31,10 @@ SERIES = ("reward", "dead", "length", "entropy", "clip_frac", "grad_norm",      
 T975 = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 T800 = (math.nan, 1.376, 1.061, .978, .941, .920, .906, .896, .889, .883)
 
+NGRPO = dict(off="--mix_rate 0", ngrpo="", rho_2="--mix_rate .2", rho_10="--mix_rate 1", l2="--mix_metric l2",
+             l1="--mix_metric l1", gaussian="--mixer gaussian", soft="--mixer soft",
+             sampled_label="--mix_label sampled", mix_at_eval="--mix_at_eval True",
+             gspo_off="--objective gspo --mix_rate 0", gspo="--objective gspo")
 SG = dict(none="--weighting none", sg="", reverse="--weighting reverse",
           constant="--weight_low 1.15 --weight_high 1.15",      # about sg's mean here, without its shape
           top_entropy="--weighting top_entropy", ar="--weighting ar", lopti="--weighting lopti",
@@ -48,6 +52,7 @@ TA = dict(grpo="--num_rephrasings 0", matched="--num_rephrasings 0 --group 32", 
           dynamic="--num_rephrasings 0 --dynamic_sampling 4",       # as many rollouts at most
           ta_40="--data {tmp}/rephrase_96.jsonl")                   # of the 240 questions that the others see
 STUDIES = dict(                             # study: [(setting, script, flags of all arms, {arm: its flags})]
+    ngrpo=[("easy, N-GRPO", "ngrpo.py", "--steps 40 --lr 1e-4", NGRPO)],
     sg=[("easy, lr 1e-4, 1 update", "grpo_sg.py", "--steps 40 --lr 1e-4", SG),
         ("easy, lr 3e-4, 4 updates", "grpo_sg.py", "--steps 40 --lr 3e-4 --minibatches 4", SG)],
     s2l=[("explore, lr 3e-4", "s2l_po.py", "", S2L)],
