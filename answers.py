@@ -2,21 +2,21 @@
 
     extract_answer(completion)        the final answer as text, or None
     answers_equal(pred, gold)         whether two bare answers mean the same
-    check_answer(completion, gold)    both; gold may be a list of accepted answers, a lone letter is a choice
+    check_answer(completion, gold)    both; gold may be a list of accepted answers; a lone letter is a choice
 
-One parser, written out below, computes while it reads; there is no expression tree, no algebra, no evaluated
-text. What it reads is one of four things, and like is compared with like:
+A small parser computes while it reads: no expression tree, no algebra, no evaluated text. What it reads is one of
 
-    Value      an expression, by what it is at five fixed points of its letters (one point if it has none):
+    Value      an expression, as what it is at five fixed points of its letters (at one if it has none):
                fractions, exact while they are small, else 60-digit floats. x + x and 2x agree at each point.
-    Group      (1, 2], {1, 2}, "1 and 2", 2:3, a matrix, 52 in base 8: a kind and its items
-    Relation   y = 2x + 3, 1 < x <= 4; where the left side is but a name, also what stands on the right
-    Reals      a set of reals: the points where membership may change, and a test of membership
+    Group      {1, 2}, "1 and 2", (1, 2], 2:3, a matrix: a kind and its items
+    Relation   y = 2x + 3, 1 < x <= 4
+    Reals      a set of reals: the points where membership may change, and the test of membership
 
-Text it cannot read to the end equals only its own spelling. Every step is bounded before it is taken (length,
-depth, size of a power), so time is too, with no clock, alarm, thread or process. What the rules are:
-50% = 1/2; a list has no order, a bracketed pair has; a unit on one side only is dropped; a decimal equals an
-exact value from 13 right digits on; \\log is base 10; words ignore case; (-8)^(1/3) = -2.
+and like is compared with like. What cannot be read to its end equals its own spelling alone. Each step is bounded
+before it is taken (length, depth, size of a power), so time is too, without clock, alarm, thread or process.
+
+Conventions: 50% is 1/2; a list has no order, a bracketed pair has; a unit on one side only is dropped; a decimal
+equals an exact value if it has 13 right digits; log is base 10; words ignore case; (-8)^(1/3) is -2.
 """
 import math
 import re
@@ -25,18 +25,23 @@ from fractions import Fraction
 from typing import NamedTuple
 from zlib import crc32
 
-import mpmath
+import mpmath                                           # sympy's own numbers
 
 mp = mpmath.mp.clone()                                  # a context of our own: nobody else sets its precision
 mp.dps = 60
 SAME = mp.mpf(10) ** -30                                # relative difference of equal floats
-MOST_BITS, MOST_CHARS, MOST_DEPTH, MOST_ITEMS = 20_000, 1_000, 25, 60
+MOST_BITS, MOST_CHARS, MOST_DEPTH, MOST_ITEMS = 20_000, 1_000, 40, 60
 
 
 # --- from a completion to its answer ------------------------------------------------------------------------
+ANCHOR = re.compile(r"\b(?:answer|option|choice|result)\b[*_]{0,3}(?: {0,3}(?::|=|is\b|would be\b)|(?= ?(?:\$|\\[(\[]))"
+                    r"|(?<=\*)\n)", re.I)
+MATHS = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(([^$]+?)\\\)|\\\[([^$]+?)\\\]")
+
+
 def extract_answer(text):
-    """The final answer, or None: after the last </think> the last box; else what follows the last ####; else
-    <answer>…</answer>; else the sentence after the last "answer is". Never just the last number."""
+    """The final answer, or None. After the last </think>: the last box; else what follows the last ####; else
+    <answer>…</answer>; else what follows the last "answer is" or "answer:". Never just the last number."""
     text = text[-20_000:].rsplit("</think>", 1)[-1]
     if boxes := [m.end() for m in re.finditer(r"\\(?:boxed|fbox)\s{0,9}\{", text)]:
         depth = 1
@@ -49,27 +54,17 @@ def extract_answer(text):
         return text.rsplit("####", 1)[1].strip().partition("\n")[0].strip() or None
     if "<answer>" in text:
         return text.rsplit("<answer>", 1)[1].partition("</answer>")[0].strip() or None
-    said = [m.end() for m in re.finditer(ANCHOR, text)]
-    return said_answer(text[said[-1]:].lstrip(" \n\t:*_=")) if said else None
-
-
-ANCHOR = re.compile(r"\b(?:answer|option|choice|result)s?\b[*_]{0,3}(?:\s{0,3}(?::|=|is\b|are\b|would be\b|should be\b"
-                    r"|(?=\s?(?:\$|\\\(|\\\[)))|(?<=\*)\n)", re.I)
-MATHS = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
-
-
-def said_answer(text):
-    """The answer in the sentence that `text` begins with."""
-    sentence = re.split(r"\.(?=\s|$)|\n|<\||\*\*", text[:400] + "\n", maxsplit=1)[0].strip()
-    if start := MATHS.match(text):                      # $12$, or $12$ and $13$
-        end = re.match(r"(?:\s*(?:,|and|or)\s*\$[^$]+\$)*", text[start.end():]).end()
-        return text[:start.end() + end] if end else next(filter(None, start.groups())).strip()
-    if re.match(r"[A-Z][a-z]+\s", sentence):            # The largest n is 34
+    anchors = [m.end() for m in ANCHOR.finditer(text)]
+    text = text[anchors[-1]:].lstrip(" \n\t:*_=")[:MOST_CHARS] if anchors else ""
+    if found := MATHS.match(text):                      # $12$, or $12$ and $13$
+        more = re.match(r"(?:\s*(?:,|and|or)\s*\$[^$]+\$)*", text[found.end():]).end()
+        return text[:found.end() + more] if more else next(filter(None, found.groups())).strip()
+    sentence = re.split(r"\.(?=\s|$)|\n|<\||\*\*", text, maxsplit=1)[0].strip()
+    if re.match(r"[A-Z][a-z]+\s", sentence):            # The largest $n$ is 34; Jane started 3 hours ago
         sentence = re.split(r"\b(?:is|are|equals)\s", sentence)[-1].strip()
-        if start := MATHS.match(sentence):
-            return next(filter(None, start.groups())).strip()
-        numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", sentence)
-        if len(numbers) == 1:
+        if found := MATHS.match(sentence):
+            return next(filter(None, found.groups())).strip()
+        if len(numbers := re.findall(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?", sentence)) == 1:
             return numbers[0].rstrip(",")
     return re.split(r",?\s(?:because|since|as|which|so|but|it)\s", sentence)[0].strip(" *_") or None
 
@@ -81,165 +76,163 @@ def check_answer(completion, gold, rel_tol=0.):
 
 
 def answers_equal(pred, gold, rel_tol=0.):
-    """Whether two bare answers mean the same. rel_tol: how far numbers may be off, for golds that are rounded."""
+    """Whether two bare answers mean the same. rel_tol: how far a number may be off, for golds that are rounded."""
     a, b = plain(pred), plain(gold)
     if spelling(a) == spelling(b):
         return spelling(a) != ""
-    if choice := re.fullmatch(r"\(?([A-Za-z])\)?", b):
-        return chosen(a) == choice[1].upper()
+    if choice := re.fullmatch(r"\(?([A-J])\)?", b):
+        return chosen(a) == choice[1]
     a, b = read(a), read(b)
     return a is not None and b is not None and same(a, b, rel_tol)
 
 
 def readable(gold):
-    """Whether an answer can be given at all: it is not empty, and no bracket of its LaTeX was cut off."""
+    """Whether an answer can be given at all: it is not empty, and no brace of its LaTeX was cut off."""
     return spelling(plain(gold)) != "" and gold.count("{") == gold.count("}")
 
 
 def chosen(text):
-    """The letter of the one option that is named, or "": C, (C), C) 14 m/s, for sure C; "a rule" names none."""
-    text = text.replace('"', "")
-    if whole := re.fullmatch(r"(?:option|choice)?\s?\(?([A-Za-z])\)?[.:]?", text, re.I):
-        return whole[1].upper()
-    start = re.match(r"\(([A-Z])\)|([A-Z])(?=[).:] )", text)
-    found = {start[1] or start[2]} if start else set(re.findall(r"\b[B-HJ-Z]\b(?!['^_=+*/-])", text))
-    return found.pop() if len(found) == 1 and not re.search(r"[\d\\=]", "" if start else text) else ""
+    """The letter of the one option named, or "": C, (C), C) 14 m/s, for sure C; but none in: a rule; A, C; C + 1."""
+    text = text.replace('"', "").strip()
+    if whole := re.fullmatch(r"(?:option |choice )?\(?([A-Z])\)?(?:[).:,] ?.*)?|([a-z])", text, re.S | re.I):
+        others = re.findall(r"\b[B-HJ-Z]\b", text[whole.end(1) + 1:]) if whole[1] and "not" not in text else []
+        return "" if others and len(text) < 12 else (whole[1] or whole[2]).upper()
+    found = set(re.findall(r"\b[B-HJ-Z]\b", text)) if not re.search(r"[\d\\=+^_]", text) else set()
+    return found.pop() if len(found) == 1 else ""
 
 
 # --- spelling: many ways to write, one to read --------------------------------------------------------------
 def table(text):
-    """{key: value} from 'value key key|value key|…'."""
-    return {key: row.split()[0] for row in text.split("|") for key in row.split()}
+    """{name: meaning} of rows "meaning name name", set two spaces apart; ~ means nothing, ␣ a space."""
+    rows = [row.split() for row in re.split(r"\s{2,}", text.strip())]
+    return {name: {"~": "", "␣": " "}.get(to, to + " " * to[-1].isalpha()) for to, *names in rows for name in names}
 
 
-SIGNS = {sign: name + " " for sign, name in table(
-    r"- − – — ‐ ‑|\times ×|\cdot · ⋅ ∙ •|/ ÷ ∕ ⁄|\sqrt √|\sqrt[3] ∛|\infty ∞|<= ≤ ⩽ ≦|>= ≥ ⩾ ≧|\neq ≠|\approx ≈"
-    r"|^\circ ° º ˚|\cup ∪|\cap ∩|\setminus ∖|\in ∈|\emptyset ∅ ⌀|\pm ±|\mp ∓|\angle ∠|\triangle △|\ldots …|, ， 、"
-    r"|. 。|\lfloor ⌊|\rfloor ⌋|\lceil ⌈|\rceil ⌉|\langle ⟨|\rangle ⟩|\mathbb{R} ℝ|\text{euro} €|\text{pound} £"
-    r"|\text{yen} ¥|\text{cent} ¢|' ′ ’ ‘|\Delta ∆").items() if sign not in name}
-SIGNS = str.maketrans(SIGNS | {"−": "-", "–": "-", "—": "-", ",": ",", "’": "'", "′": "'"})
-FUNCTIONS = ("arcsin arccos arctan arcsec arccsc arccot sinh cosh tanh coth sin cos tan sec csc cot ln log lg exp "
-             "sqrt cbrt max min gcd lcm det arg").split()
-GREEK = ("alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi omicron pi rho "
-         "sigma tau upsilon phi varphi chi psi omega").split()
-UNITS = table("cm centimeter centimetre|mm millimeter millimetre|km kilometer kilometre|m meter metre|in inch inche"
-              "|ft foot feet|yd yard|mi mile|min minute|hr hour|s sec second|ms millisecond|day|week|month|year yr"
-              "|kg kilogram|g gram|mg milligram|lb pound|oz ounce|ml milliliter|l liter litre|mph|kph|° degree deg"
-              "|rad radian|dollar usd buck|cent|euro|yen|yuan|rupee|hz hertz|pa pascal|kpa|unit|gallon gal|ton|am|pm")
-SAID = dict(inf="infty", infinity="infty", union="cup", asin="arcsin", acos="arccos", atan="arctan")
-KNOWN = re.compile("|".join([*SAID, *FUNCTIONS, *GREEK]))
-NAMES = re.compile(f"({KNOWN.pattern}|.)")
+CHARACTERS = str.maketrans(table(r"""- − – — ‐ ‑  * × · ⋅ ∙ •  / ÷ ∕ ⁄  <= ≤ ⩽ ≦  >= ≥ ⩾ ≧  ° º ˚  ' ′ ’ ‘  , ， 、
+    \sqrt √  \cbrt ∛  \infty ∞  \neq ≠  \cup ∪  \cap ∩  \setminus ∖  \in ∈  \emptyset ∅ ⌀  \pm ±  \mp ∓  \angle ∠
+    \ldots …  \lfloor ⌊  \rfloor ⌋  \lceil ⌈  \rceil ⌉  \langle ⟨  \rangle ⟩  \R ℝ  \Delta ∆  \text{euro} €
+    \text{pound} £  . 。"""))
+COMMANDS = table(r"""~ left right big Big bigg Bigg bigl bigr Bigl Bigr displaystyle textstyle limits boxed fbox
+    ␣ quad qquad  \frac dfrac tfrac cfrac  \binom dbinom tbinom  * cdot times ast  / div  <= le leq leqslant
+    >= ge geq geqslant  != ne neq  < lt  > gt  ≈ approx simeq  : colon  | mid vert lvert rvert  ° circ degree  ' prime
+    \text textbf textit textrm textnormal mbox hbox mathrm mathbf mathit mathsf boldsymbol bm operatorname rm
+    \{ lbrace  \} rbrace  \infty infinity inf  \emptyset varnothing  \setminus backslash  \cup union  \lor or  , and
+    \arcsin asin  \arccos acos  \arctan atan""")
+UNITS = {name: to.strip() for name, to in table("""cm centimeter centimetre  mm millimeter millimetre  in inch inche
+    km kilometer kilometre  m meter metre  ft foot feet  yd yard  mi mile  s sec second  min minute  hr hour  yr year
+    kg kilogram  g gram  lb pound  l liter litre  ° deg degree  dollar usd""").items()}
+UNITS |= {u: u for u in [*UNITS.values(), *"mph day week month unit cent euro yuan".split()] if len(u) > 1}
 MULTIPLES = dict(hundred=100, thousand=1000, million=10 ** 6, billion=10 ** 9, trillion=10 ** 12, dozen=12)
+MULTIPLES |= dict.fromkeys(("%", "percent", "percentage", "pct"), Fraction(1, 100))
+GREEK = ("alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi pi rho sigma tau "
+         "upsilon phi varphi chi psi omega").split()
+FUNCTIONS = "arcsin arccos arctan sinh cosh tanh sin cos tan sec csc cot ln log lg exp sqrt cbrt".split()
+KNOWN = re.compile("|".join(["infinity", "inf", "union", "asin", "acos", "atan", *FUNCTIONS, *GREEK]))
+
+
+def without_commas(m):
+    return re.sub(r"[, ]", "", m[0])
+
+
+def mixed(m):
+    """3 \\frac{1}{2} and 3 1/2 are sums, 3 \\frac{4}{3} is not."""
+    top, bottom = (m[2], m[3]) if m[2] else (m[4], m[5])
+    return f"({m[1]}+\\frac{{{top}}}{{{bottom}}})" if int(top) < int(bottom) else m[0]
+
+
+def repeating(m):
+    """0.1\\overline{6}: (16 - 1) / 90"""
+    cycle = m[3] or m[4]
+    n = int("0" + m[1] + m[2] + cycle) - int("0" + m[1] + m[2])
+    return f"\\frac{{{n}}}{{{10 ** len(m[2]) * (10 ** len(cycle) - 1)}}}"
+
+
+def quoted(m):
+    """What \\text{…} holds: bare if it is no word (13, C, 2/3), else in double quotes."""
+    text = m[1].strip()
+    bare = text in ("and", "or", *FUNCTIONS) or not re.search(r"[^\W\d_]{2}", text) and not re.match(r" \w/?", m[1])
+    return f" {text} " if bare else f' "{text}" '
+
+
+def words(m):
+    """Plain words: text if one of them is a unit or no product of letters, else known names and letters."""
+    if m[0][0] in '"\\_':
+        return m[0]
+    parts = [part for part in re.split(r"\b(and|or)\b", m[0]) if part.strip()]
+    return " ".join(COMMANDS[p] if p in ("and", "or") else f' "{p.strip()}" ' if any(map(is_word, p.split())) else
+                    KNOWN.sub(lambda k: COMMANDS.get(k[0], f" \\{k[0]} "), p)
+                    for p in parts)
+
+
+def is_word(word):
+    """A unit, or four letters and more that are not in order (abcd) and hold no known name (xsinx)."""
+    return bool({word.lower(), word.lower().rstrip("s")} & {*UNITS, *MULTIPLES}) or (
+        len(word) > 3 and not KNOWN.search(word) and list(word) != sorted(word))
+
 
 REWRITES = [(re.compile(pattern), new) for pattern, new in (
-    (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|hspace\{[^{}]*\})(?![a-zA-Z])\.?", ""),
-    (r"\\(?:d|t|c)(frac|binom)(?![a-zA-Z])", r"\\\1"),
-    (r"(?<=\d)\s?(?:\{\s?,\s?\}|,\\!|\\,|\{\\,\})\s?(?=\d{3}(?!\d))", ""),     # 14{,}916, 10,\!080, 1\,234
-    (r"(?<![\\])\\[,;:!> ]|~|\\q?quad(?![a-zA-Z])", " "),
-    (r"\\\$", r"\\text{dollar}"), (r"\$|\\[()\[\]](?![a-z])", " "),
-    (r"\\(?:mathbf|boldsymbol|mathit|mathsf|mathcal|bm|mathop|ensuremath)(?![a-zA-Z])", ""),
-    (r"\^\s*\{?\s*\\?(?:circ|degree)(?![a-zA-Z])\s*\}?|\\degree(?![a-zA-Z])", r"\\circ "),
-    (r"\^\s*(?:\\prime|\{((?:\\prime\s*)+)\})", "'"),
-    (r"\^?\s*\{?\\?(?:text|mathrm|textsuperscript)?\{?(?<![a-z])(?<=[\d^{])(?:st|nd|rd|th)\b\}{0,2}", ""),
-    (r"\\operatorname\*?\s*\{\s*([a-zA-Z]+)\s*\}", r"\\\1 "),
-    (r"\\p?mod(?![a-z])\s*\{?(\w+)\}?|\(\s*mod (\w+)\s*\)", r"\\text{mod \1\2}"),
-    (r"\\(?:leq|leqslant|le)(?![a-z])", "<="), (r"\\(?:geq|geqslant|ge)(?![a-z])", ">="),
-    (r"\\lt(?![a-z])", "<"), (r"\\gt(?![a-z])", ">"), (r"\\(?:neq|ne)(?![a-z])|=/=|\\not\s*=", "!="), (r"==", "="),
-    (r"\\(?:approx|simeq|thickapprox)(?![a-z])", "≈"), (r"\\colon(?![a-z])", ":"), (r"\\(?:mid|vert|lvert|rvert)(?![a-z])", "|"),
-    (r"\\%|\\?\btext(?:bf)?\{\s*(?:percent(?:age)?|pct)\s*\}|\b(?:percent(?:age)?|pct)\b", "%"),
-    (r"\\(?:lbrace|\{)", r"\\{"), (r"\\(?:rbrace)", r"\\}"), (r"\\(?:varnothing)(?![a-z])", r"\\emptyset "),
-    (r"\\backslash(?![a-z])", r"\\setminus "), (r"(?<=[\])}])\s*[uU]\s*(?=[\[({\\])", r"\\cup "),
-    (r"\b(?:np|numpy|math|sympy)\.(?=[a-z])", ""), (r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))", r"\\times "),
-    (r"(?<=\d) (?=\d{3}(?:[ .]|$)(?!\d))", ""),                                 # 1 000
-    (r"([a-zA-Z])\s?\^\s?(\{[^{}]*\}|\w)\s?_\s?(\{[^{}]*\}|\w)", r"\1_\3^\2"),
+    ('"', " "), (r"\\\\ ?\[[^]]*\]", r"\\\\ "),
+    (r"(?<=\d)\s?(?:\{\s?\\?,\s?\}|,\\!|\\,|\\ )\s?(?=\d{3}(?!\d))", ""),             # 14{,}916  10,\!080  1\,234
+    (r"(?<![\d.,(\[_^])(?<!\\\{)\d{1,3}(?:,\d{3})+(?![\d,)\]]|\\\})", without_commas),
+    (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d/])", without_commas),
+    (r"(?<!\\)\\[,;:!> ]|~", " "), (r"\\\$", r"\\text{dollar}"), (r"\$|(?<!\\)\\[()[\]]", " "),
+    (r"\b(?:np|math)\.(?=[a-z])", ""), (r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))", "*"), (r"\*\*", "^"),
+    (r"\\([a-zA-Z]+)\*? ?", lambda m: COMMANDS.get(m[1], f"\\{m[1]} ")),
+    (r"\\text \s*\{([^{}]*)\}", quoted),
+    (r"\\begin\s*\{(?:[pb]?matrix|array\}\s*\{[^{}]*)\}", r"\\matrix "), (r"\\end\s*\{\w*\}", r"\\end "),
+    (r"\\mathbb (?:R|\{R\})", r"\\R "), (r"(?<!\\)\bin\b(?=\s*[\[({\\])", r"\\in "), (r"(?<=[\])}])\s*[uU]\s*(?=[\[({\\])", r"\\cup "),
+    (r"^\s*([^\W\d_][^\W\d_]{2,}(?: [^\W\d_'-]+)*|[nN]o|[^\W\d_]+(?: [^\W\d_'-]{3,})+)[\s.]*$",
+     lambda m: m[0] if KNOWN.search(m[0]) else f'"{m[1]}"'),                          # an answer in words
+    (r'"[^"]*"|\\[a-zA-Z]+|_\s?\{[^{}]*\}|[a-zA-Z]{2,}(?: [a-zA-Z]{2,})*', words),
+    (r"\\?%", ' "%" '), (r"==", "="), (r"\\not\s*=|=/=", "!="),
+    (r"(?:\^\s*)?(?:\{\s*°\s*\}|°)(?:\s*\"?([CFK])\"?(?!\w))?", r' "°\1" '),
+    (r"\^\s*(?:\{((?:' ?)+)\}|('))", r"\1\2"),
+    (r"(?<=\d)\s?(?:\^\s?)?\{?\s?\"?(?:st|nd|rd|th|s t|n d|r d|t h) ?\"?\s?\}?(?![a-z])", ""),
+    (r'(?<=")\s*/\s*(?:\{\s*)?([a-z]{1,3})(?![a-z(])(?:\s*\})?', r'/"\1"'),
+    (r'"\s*\^\s*(?:\{\s*(\d)\s*\}|(\d))', r'^\1\2"'), (r'"\s*/\s*"', "/"), (r'"\s+"', " "),
+    (r'("(?:dollar|euro|pound)")\s*(-?[\d.,]*\d)', r"\2 \1"), (r'^\s*"[^"]*"\s*[=:]', ""),
+    (r"\\p?mod \s*\{?(\w+)\}?", r' "mod \1" '),
+    (r"\{([^{}]*)\\over ([^{}]*)\}", r"\\frac{\1}{\2}"), (r"\\(frac|binom)\s*(\d)", r"\\\1{\2}"),
+    (r"(\\(?:frac|binom)\s*\{[^{}]*\})\s*(\d)", r"\1{\2}"),
+    (r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot) \s*\{?\s?(\d+)\s?\}?|\((\d+)\)\s*$)", repeating),
+    (r"(?<![\d.^_])(\d+)(?:\s*\\frac\s*\{(\d+)\}\s*\{(\d+)\}|\s(\d+)\s?/\s?(\d+))", mixed),
+    (r"\\(overline|bar|vec|hat|dot|ddot|tilde) \s*(?:\{([A-Za-z0-9 ]+)\}|([A-Za-z]))", r"\2\3_{\1}"),
+    (r"([a-zA-Z]) ?\^ ?(\{[^{}]*\}|\w) ?_ ?(\{[^{}]*\}|\w)", r"\1_\3^\2"),            # v^2_0
+    (r"^\s*\(?(\d[0-9A-F]*)\)?\s?_\s?\{?\s?(\d+)\s?\}?\s*$", r"\1_\2"),               # 52_{8}
     (r"\s+", " "))]
 
 
 def plain(text):
-    """One spelling of many: Unicode to LaTeX, spacing and sizes gone, text in double quotes, no full stop."""
+    """One spelling of many: LaTeX for Unicode, no sizes and spaces, text in double quotes, no full stop."""
     if len(text) > 4 * MOST_CHARS:
         return text
-    text = text.replace('"', " ")
     text = re.sub("[⁰¹²³⁴-⁹⁺⁻ⁿ]+", lambda m: "^{%s}" % unicodedata.normalize("NFKC", m[0]), text)
     text = re.sub("[₀-₉]+", lambda m: "_{%s}" % unicodedata.normalize("NFKC", m[0]), text)
-    text = re.sub("[¼-¾⅐-⅞]", lambda m: "\\frac{%s}{%s}" % tuple(unicodedata.normalize("NFKC", m[0]).split("⁄")), text)
-    text = unicodedata.normalize("NFKC", text.translate(SIGNS)).translate(SIGNS)
-    text = re.sub("[Α-Ωα-ω]", greek, "".join(c for c in text if c.isspace() or unicodedata.category(c)[0] != "C"))
+    text = re.sub("[¼-¾⅐-⅞]", lambda m: " \\frac{%s}{%s}" % tuple(unicodedata.normalize("NFKC", m[0]).split("⁄")), text)
+    text = unicodedata.normalize("NFKC", text.translate(CHARACTERS)).translate(CHARACTERS)
+    text = re.sub("[Α-Ωα-ω]", lambda m: "\\%s " % unicodedata.name(m[0]).split()[-1].replace("LAMDA", "LAMBDA").lower(), text)
+    text = "".join(c for c in text if c.isspace() or unicodedata.category(c)[0] != "C")
     for pattern, new in REWRITES:
         text = pattern.sub(new, text)
-    text = re.sub(r"(?<![\d.,(\[_^])(?<!\\\{)\d{1,3}(?:,\d{3})+(?![\d,)\]]|\\\})", lambda m: m[0].replace(",", ""), text)
-    text = re.sub(r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|rm|hbox)(?![a-zA-Z])\s*\{([^{}]*)\}", quoted, text)
-    return text.strip(" *").rstrip(".,;: ")
-
-
-def greek(match):
-    case, *_, name = unicodedata.name(match[0]).split()[1:]
-    name = name.lower().replace("lamda", "lambda")
-    return "\\" + (name if case == "SMALL" else name.capitalize()) + " "
-
-
-def quoted(match):
-    """What \\text{…} holds: bare if it is no word (13, C, 2/3), else in double quotes."""
-    text = match[1].strip()
-    if text.lower() in ("and", "or", *FUNCTIONS):
-        return f" {text.lower()} "
-    return f' "{text}" ' if re.search(r"[^\W\d_]{2}", text) else match[1]
+    return text.strip(" *").rstrip(".,: ")
 
 
 def spelling(text):
-    """Equal spellings are equal answers: no spaces but between digits; words, but not formulae, in lower case."""
-    text = re.sub(r"(?<!\d) | (?!\d)", "", text.replace('"', " ").strip().rstrip(".,"))
-    words = re.fullmatch(r"[^\W\d_][^\d_\\^=+*<>/]*", text) and re.search(r"[^\W\d_]{3}|^no$", text, re.I)
-    return text.lower() if words else text
+    """What equal spellings share: no spaces but between digits, words in lower case."""
+    text = re.sub(r'"([^"]*)"', lambda m: m[1].lower().rstrip("."), text)
+    return re.sub(r"(?<!\d) | (?!\d)", "", text)
 
 
-TOKEN = re.compile(r"""\s*("[^"]*"|\\begin\{\w*\*?\}(?:\{[clr|]*\})?|\\end\{\w*\*?\}|\\\\(?:\[[^]]*\])?|\\[a-zA-Z]+|\\.
-    |(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3}(?!\d))?|<=|>=|!=|\*\*|[a-zA-Z]{2,}(?:\ [a-zA-Z]{2,})*|\S)""", re.X)
-
-
-def tokens_of(text):
-    """Numbers, commands, letters, operators and "text"; plain words turn into one of these."""
-    tokens = []
-    for token in TOKEN.findall(text):
-        for part in re.split(r" ?\b(and|or)\b ?", token) if token[0].isalpha() else [token]:
-            if not part[:1].isalpha() or len(part) == 1:
-                tokens += [part] if part else []
-            elif part in ("and", "or"):
-                tokens.append("," if part == "and" else "\\lor")
-            elif any(map(is_word, part.split())):
-                tokens.append(f'"{part}"')
-            else:                                       # xy, npi, sinx, cm
-                names = [n for n in NAMES.split(part.replace(" ", "")) if n]
-                tokens += [n if len(n) == 1 else "\\" + SAID.get(n, n) for n in names]
-        if len(tokens) > 1 and tokens[-1][0] == tokens[-2][0] == '"':
-            tokens[-2:] = [tokens[-2][:-1] + " " + tokens[-1][1:]]
-    return tokens
-
-
-def is_word(word):
-    """A unit, or four letters and more that are neither in order (abcd) nor hold a known name (xsinx)."""
-    return word in UNITS or unit_of(word) in UNITS and len(word) > 2 or (
-        len(word) > 3 and not KNOWN.search(word) and list(word) != sorted(word))
-
-
-def unit_of(text):
-    """meters, metres, m -> m; square feet, sq ft -> ft^2; miles per hour -> mi/hr; words it does not know stay."""
-    text = re.sub(r"\b(?:square|sq\.?) (\w+)", r"\1^2", re.sub(r"\bcubic (\w+)", r"\1^3", text.lower()))
-    text = re.sub(r"\s*\bper\b\s*|\s*/\s*", "/", text.strip(" .~"))
-    return re.sub(r"[a-z]+", lambda m: UNITS.get(m[0], UNITS.get(m[0].rstrip("s"), m[0])), text)
-
-
-# --- values: what an expression is at five points -------------------------------------------------------------
+# --- values: what an expression is at five points ------------------------------------------------------------
 class Unreadable(ValueError):
-    """Not an answer we know how to read: unknown words, text left over, a bound passed, no finite value."""
+    """Unknown words, text left over, a bound passed, no finite value: not an answer we can read."""
 
 
 class Value(NamedTuple):
-    """An expression by its values at five points, or one if it has no letters."""
-    points: tuple                                       # of Fraction, mpf, mpc
+    points: tuple                                       # Fraction, mpf or mpc: at five points, or one for all
     letters: frozenset = frozenset()
     unit: str = ""
-    slack: Fraction = 0                                 # of a decimal with 13 digits or more: its last digit
+    slack: Fraction = Fraction(0)                       # of a decimal with 13 digits and more: its last digit
 
 
 def demand(fine):
@@ -247,40 +240,36 @@ def demand(fine):
         raise Unreadable
 
 
-def sample(i, name):
-    """The i-th value of a letter: 0.6 to 2.6; negative at point 2, and at one of 3 and 4."""
-    sign = -1 if i == 2 or i > 2 and crc32(name.encode()) >> 9 & 1 == i % 2 else 1
-    return Fraction(sign * (crc32(f"{i}{name}".encode()) % 9973 + 3001), 4999)
-
-
 def letter(name):
-    return Value(tuple(sample(i, name) for i in range(5)), frozenset([name]))
+    """A letter's values: 0.6 to 2.6, negative at the third point and at one of the last two."""
+    signs = (1, 1, -1, 1, -1) if crc32(name.encode()) >> 9 & 1 else (1, 1, -1, -1, 1)
+    points = (Fraction(s * (crc32(f"{i}{name}".encode()) % 9973 + 3001), 4999) for i, s in enumerate(signs))
+    return Value(tuple(points), frozenset([name]))
 
 
 def combine(f, *values):
-    """A function of values, point by point."""
+    """f of values, point by point."""
     demand(all(isinstance(v, Value) for v in values))
-    units = {v.unit for v in values} - {""}
-    n = max(len(v.points) for v in values)
+    n, units = max(len(v.points) for v in values), {v.unit for v in values} - {""}
     demand(len(units) < 2)
     points = tuple(f(*(v.points[i % len(v.points)] for v in values)) for i in range(n))
     return Value(points, frozenset().union(*(v.letters for v in values)), "".join(units))
 
 
+def exact(*numbers):
+    return all(isinstance(x, Fraction) for x in numbers)
+
+
 def floating(x):
-    return mp.mpf(x.numerator) / x.denominator if isinstance(x, Fraction) else x
+    return mp.mpf(x.numerator) / x.denominator if exact(x) else x
 
 
 def checked(x):
-    """A number to go on with: a large fraction becomes a float; what is not finite has no value."""
-    if isinstance(x, Fraction):
+    """A number to go on with: a long fraction becomes a float; what is not finite is no number."""
+    if exact(x):
         return x if x.numerator.bit_length() + x.denominator.bit_length() <= MOST_BITS else floating(x)
     demand(mp.isfinite(x))
     return x
-
-
-def exact(*numbers):
-    return all(isinstance(x, Fraction) for x in numbers)
 
 
 def plus(x, y):
@@ -288,8 +277,8 @@ def plus(x, y):
         return checked(x + y)
     x, y = floating(x), floating(y)
     total, most = checked(x + y), max(abs(x), abs(y))
-    demand(not x or not y or min(abs(x), abs(y)) > most * 1e-25)        # else lost in the other's rounding
-    return total if abs(total) > most * SAME else Fraction(0)
+    demand(not x or not y or min(abs(x), abs(y)) > most * 1e-25)        # else rounding would swallow one
+    return total if abs(total) > most * SAME else Fraction(0)           # what rounding left of a zero
 
 
 def times(x, y):
@@ -301,49 +290,50 @@ def over(x, y):
     return checked(x / y if exact(x, y) else floating(x) / floating(y))
 
 
+def minus(x):
+    return -x
+
+
 def power(x, y):
-    """x^y; a negative real number has a real root of odd degree, as in (-8)^(1/3) = -2."""
+    """x^y. A negative number has a real root where the degree is odd."""
     if not x:
         demand(exact(y) and y > 0)
         return Fraction(0)
-    if exact(y) and y.denominator == 1 and abs(y) < MOST_BITS:
-        if exact(x) and abs(y) * max(x.numerator.bit_length(), x.denominator.bit_length()) <= MOST_BITS:
-            return x ** int(y)
-    size = floating(y) * mp.ln(floating(x))
-    demand(abs(size) < 1e12)
-    if exact(y) and y.denominator == 1:
-        return checked(floating(x) ** int(y))
+    whole = exact(y) and y.denominator == 1
+    if whole and exact(x) and abs(y) * max(x.numerator.bit_length(), x.denominator.bit_length()) <= MOST_BITS:
+        return x ** int(y)
+    x, sign = floating(x), 1
     if exact(y) and y.denominator % 2 and not isinstance(x, mp.mpc) and x < 0:
-        return checked((-1) ** y.numerator * mp.exp(floating(y) * mp.ln(-floating(x))))
-    return checked(mp.sqrt(floating(x)) if y == Fraction(1, 2) else mp.exp(size))
+        x, sign = -x, (-1) ** (y.numerator % 2)
+    size = floating(y) * mp.ln(x)
+    demand(abs(size) < 1e12)
+    return checked(sign * (x ** int(y) if whole else mp.sqrt(x) if y == Fraction(1, 2) else mp.exp(size)))
 
 
 def moderate(f):
-    """f of a float that is neither huge nor tiny, so that f takes no time; what rounding left of a zero is 0."""
-    def of(*xs):
-        xs = [floating(x) for x in xs]
-        demand(all(not x or 1e-30 < abs(x) < 1e12 for x in xs))
-        y = checked(f(*xs))
+    """f of a float neither huge nor tiny, so that it takes no time; what rounding left of a zero is zero."""
+    def of(x):
+        x = floating(x)
+        demand(not x or 1e-30 < abs(x) < 1e12)
+        y = checked(f(x))
         return y if abs(y) > 1e-40 else Fraction(0)
     return of
-
-
-def factorial(x):
-    if exact(x) and x.denominator == 1 and 0 <= x <= 2000:
-        return checked(Fraction(math.factorial(int(x))))
-    demand(not (exact(x) and x.denominator == 1 and x < 0))
-    return moderate(lambda x: mp.gamma(x + 1))(x)
-
-
-def choose(n, k):
-    if exact(n, k) and n.denominator == k.denominator == 1 and 0 <= k <= n <= 1000:
-        return Fraction(math.comb(int(n), int(k)))
-    return over(factorial(n), times(factorial(k), factorial(n - k if exact(n, k) else plus(n, -k))))
 
 
 def logarithm(x):
     demand(x)
     return mp.ln(x)
+
+
+def factorial(x):
+    if exact(x) and x.denominator == 1:
+        demand(x >= 0)
+        return checked(Fraction(math.factorial(int(x)))) if x <= 2000 else moderate(mp.factorial)(x)
+    return moderate(mp.factorial)(x)
+
+
+def choose(n, k):
+    return over(factorial(n), times(factorial(k), factorial(plus(n, -k))))
 
 
 def rounded(f):
@@ -353,101 +343,81 @@ def rounded(f):
     return of
 
 
-def inverse(f):
-    return lambda x: over(Fraction(1), f(x))
-
-
-def unknown(name):
-    """A function nobody told us about, like f(x): some number that depends on name and arguments only."""
-    def of(*xs):
-        return Fraction(crc32((name + ",".join(mp.nstr(x, 25) for x in xs)).encode()) % 9973 + 3001, 4999)
-    return lambda *xs: moderate(lambda *ys: floating(of(*ys)))(*xs)
-
-
-SIN, COS, TAN = moderate(mp.sin), moderate(mp.cos), lambda x: over(SIN(x), COS(x))
-LN = moderate(logarithm)
-KNOWN_FUNCTIONS = dict(
-    sin=SIN, cos=COS, tan=TAN, sec=inverse(COS), csc=inverse(SIN), cot=inverse(TAN), arcsin=moderate(mp.asin),
+SIN, COS, LN = map(moderate, (mp.sin, mp.cos, logarithm))
+MEANING = dict(
+    sin=SIN, cos=COS, tan=lambda x: over(SIN(x), COS(x)), cot=lambda x: over(COS(x), SIN(x)), ln=LN,
+    sec=lambda x: over(Fraction(1), COS(x)), csc=lambda x: over(Fraction(1), SIN(x)), arcsin=moderate(mp.asin),
     arccos=moderate(mp.acos), arctan=moderate(mp.atan), sinh=moderate(mp.sinh), cosh=moderate(mp.cosh),
-    tanh=moderate(mp.tanh), ln=LN, exp=lambda x: power(mp.e + 0, x), log=lambda x: over(LN(x), mp.ln(10)),
-    lg=lambda x: over(LN(x), mp.ln(10)), sqrt=lambda x: power(x, Fraction(1, 2)),
-    cbrt=lambda x: power(x, Fraction(1, 3)), gamma=lambda x: factorial(plus(x, Fraction(-1))))
-mp.gamma(mp.mpf(1) / 3), mp.gamma(30.5), mp.gamma(1e9), mp.pi + 0       # fills mpmath's tables before threads come
+    tanh=moderate(mp.tanh), exp=lambda x: power(+mp.e, x), log=lambda x: over(LN(x), mp.ln(10)),
+    lg=lambda x: over(LN(x), mp.ln(10)))
+CONSTANTS = {"e": Value((+mp.e,)), "pi": Value((+mp.pi,)), "i": Value((mp.mpc(0, 1),))}
+for x in (.3, 30.5, 1e9):                               # fills mpmath's tables before there are threads
+    mp.factorial(x), mp.sin(1e12 * x), mp.ln(x)
 
 
-# --- groups, relations, sets of reals -------------------------------------------------------------------------
+# --- sets of reals, and the other things an answer can be ----------------------------------------------------
 class Group(NamedTuple):
-    """kind: "()" "[]" "(]" "[)" a tuple or an interval; "{}" a set; "," a list; ":" a ratio; "matrix", "row"; "base 8"."""
-    kind: str
+    kind: str                                           # "," "{}" "()" "[)" … ":" "clock" "2 x 2 matrix"
     items: tuple
 
 
 class Relation(NamedTuple):
-    parts: tuple                                        # (operator, left, right), …: a chain has several
-    name: str                                           # the left side, where it is but a name, or ""
-    value: object                                       # then: what stands on the right
+    parts: tuple                                        # (operator, left, right), several in a chain
+    name: str                                           # the left side, if it is but a name
+    value: object                                       # then: what it is said to be
 
 
 class Reals(NamedTuple):
     points: tuple
-    member: object
+    member: object                                      # of a float: is it in?
+    letters: frozenset = frozenset()                    # of the inequality that said so
 
 
-INFINITY = Value((mp.inf,))
-MINUS_INFINITY = Value((-mp.inf,))
+def interval(low, high, kind, letters=frozenset()):
+    return Reals((low, high), lambda t: (kind[0] == "[" if close(t, low) else low < t) and (
+        kind[1] == "]" if close(t, high) else t < high), letters)
 
 
-def interval(low, high, has_low, has_high):
-    def member(t):
-        return (has_low if close(t, low) else low < t) and (has_high if close(t, high) else t < high)
-    return Reals((low, high), member)
+def merge(how, *sets):
+    """how: any is the union, all the intersection. None if one is None, or if they speak of two letters."""
+    letters = frozenset().union(*(s.letters for s in sets if s))
+    if None in sets or len(letters) > 1:
+        return None
+    return Reals(sum((s.points for s in sets), ()), lambda t: how(s.member(t) for s in sets), letters)
 
 
 def as_reals(x):
-    """The set of reals that x says, or None."""
-    if isinstance(x, Reals):
-        return x
-    if isinstance(x, Relation) and x.parts and len(set().union(*(p[i].letters for p in x.parts for i in (1, 2)
-                                               if isinstance(p[i], Value)))) == 1:
-        sets = [half_line(*part) for part in x.parts]
-        if all(sets):
-            return Reals(sum((s.points for s in sets), ()), lambda t: all(s.member(t) for s in sets))
-    if isinstance(x, Group) and x.kind in ("()", "[]", "(]", "[)") and len(x.items) == 2 and all(
-            isinstance(v, Value) and not v.letters and not isinstance(v.points[0], mp.mpc) for v in x.items):
-        low, high = (floating(v.points[0]) for v in x.items)
-        return interval(low, high, x.kind[0] == "[", x.kind[1] == "]")
-    if isinstance(x, Group) and x.kind == "{}" and all(
-            isinstance(v, Value) and not v.letters and not isinstance(v.points[0], mp.mpc) for v in x.items):
-        ends = tuple(floating(v.points[0]) for v in x.items)
-        return Reals(ends, lambda t: any(close(t, e) for e in ends))
-    if isinstance(x, Group) and x.kind == "," and x.items:
-        sets = [as_reals(item) for item in x.items if not isinstance(item, Value)]
-        if len(sets) == len(x.items) and all(sets):
-            return union(*sets)
-    return None
-
-
-def union(*sets):
-    return Reals(sum((s.points for s in sets), ()), lambda t: any(s.member(t) for s in sets))
+    """The set of reals that x stands for, or None."""
+    if isinstance(x, Relation):
+        return merge(all, *(half_line(*part) for part in x.parts))
+    if isinstance(x, Group):
+        ends = [floating(v.points[0]) for v in x.items if isinstance(v, Value) and not v.letters and not v.unit]
+        real = len(ends) == len(x.items) and not any(isinstance(end, mp.mpc) for end in ends)
+        if x.kind in ("()", "(]", "[)", "[]"):
+            return interval(*ends, x.kind) if real and len(ends) == 2 else None
+        if x.kind in (",", "{}"):
+            sets = [interval(end, end, "[]") for end in ends] if real else [as_reals(item) for item in x.items]
+            return merge(any, *sets)
+    return x if isinstance(x, Reals) else None
 
 
 def half_line(op, left, right):
-    """Where a linear inequality in one letter holds."""
-    if op not in ("<", ">", "<=", ">=", "!=") or not (isinstance(left, Value) and isinstance(right, Value)):
+    """Where a linear inequality in one letter holds; None if it is another."""
+    if op[0] not in "<>!" or not isinstance(left, Value) or not isinstance(right, Value):
         return None
-    if mp.inf in map(abs, left.points + right.points):
+    if math.inf in (abs(left.points[0]), abs(right.points[0])):
         return Reals((), lambda t: True)
     d = combine(lambda x, y: plus(x, -y), left, right)
     if len(d.letters) != 1 or any(isinstance(x, mp.mpc) for x in d.points):
         return None
     at = letter(*d.letters).points
     slope = over(plus(d.points[1], -d.points[0]), at[1] - at[0])
-    if not slope or any(not close(plus(d.points[0], times(slope, at[i] - at[0])), d.points[i]) for i in (2, 3, 4)):
+    if not slope or not all(close(over(plus(d.points[i], -d.points[0]), at[i] - at[0]), slope) for i in (2, 3, 4)):
         return None
-    root = floating(plus(at[0], -over(d.points[0], slope)))
-    below = interval(-mp.inf, root, False, "=" in op and op != "!=")
-    above = interval(root, mp.inf, "=" in op and op != "!=", False)
-    return union(below, above) if op == "!=" else below if (op[0] == "<") == (slope > 0) else above
+    root, closed = floating(plus(at[0], -over(d.points[0], slope))), op in ("<=", ">=")
+    below = interval(-mp.inf, root, "(]" if closed else "()", d.letters)
+    above = interval(root, mp.inf, "[)" if closed else "()", d.letters)
+    return merge(any, below, above) if op == "!=" else below if (op[0] == "<") == (slope > 0) else above
 
 
 def close(x, y):
@@ -457,555 +427,345 @@ def close(x, y):
     return x == y or abs(x - y) <= SAME * max(abs(x), abs(y)) < mp.inf
 
 
-# --- the parser -----------------------------------------------------------------------------------------------
+# --- the parser ------------------------------------------------------------------------------------------------
+SUBSCRIPT = r"(?:\s?_\s?(?:\{[^{}]*\}|\\[a-zA-Z]+|\w))?"
+LETTER = rf"(?:[^\W\d_]|\\(?:{'|'.join(GREEK)}|{'|'.join(g.capitalize() for g in GREEK)}|hbar|ell|angle|triangle)(?![a-zA-Z])\s?)"
+TOKEN = re.compile(rf"""\s*( "[^"]*" | (?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{{1,3}}(?!\d))?
+    | (?:[fghFGHP]|\\(?:[pP][hs]i)\s){SUBSCRIPT}(?:'*|\^\{{-1\}})\s?\(\s?\\?\w+\s?(?:,\s?\\?\w+\s?)*\)      # f(x)
+    | [a-zA-Z]{SUBSCRIPT}'*\(\d+\) | {LETTER}{SUBSCRIPT}'* | \\[a-zA-Z]+ | \\. | <= | >= | != | \S )""", re.X)
+NAMES = re.compile(r"(?:\\frac|m?angle|triangle|Delta\w*|[A-Z](?:_\w+)?'*|[|:{}])+|\((?:[a-z]\w*,)+[a-z]\w*\)")
 OPENERS = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
-ACCENTS = {"\\overline", "\\bar", "\\vec", "\\hat", "\\tilde", "\\dot", "\\ddot", "\\overrightarrow", "\\widehat"}
-NOT_NAMES = {"\\in", "\\cup", "\\cap", "\\setminus", "\\lor", "\\pm", "\\mp", "\\infty", "\\times", "\\cdot", "\\div", "\\ast",
-             "\\emptyset", "\\begin", "\\end", "\\to", "\\sum", "\\prod", "\\int", "\\lim", "\\ldots", "\\cdots", "\\dots",
-             "\\Rightarrow", "\\rightarrow", "\\implies", "\\iff", "\\land", "\\neg", "\\forall", "\\exists", "\\subset",
-             "\\mapsto", "\\dotsc", "\\equiv", "\\cong", "\\sim", "\\propto", "\\parallel", "\\perp", "\\partial",
-             "\\boxed", "\\fbox", "\\frac", "\\binom", "\\rangle", "\\rfloor", "\\rceil", "\\choose", "\\mathbb"}
-RELATIONS = {"=", "<", ">", "<=", ">=", "!=", "≈"}
-NAME = re.compile(r"(?:\\Delta|m?\\angle|\\triangle)?(?:[^\W\d_]|\\[a-zA-Z]+)'*(?:\([^()=<>]*\))?|[A-Z]{2,4}|\|[A-Z]{2}\||"
-                  r"(?:m?\\angle|\\triangle)[A-Z]+|\"[^\"]*\"|\\frac\{[A-Z]+\}\{[A-Z]+\}|[A-Z]+[/:][A-Z]+|"
-                  r"\([^\W\d_](?:,[^\W\d_])+\)|[^\W\d_]\^\{-1\}\([a-z]\)")
+RELATIONS = ("=", "≈", "<", ">", "<=", ">=", "!=", "\\in")
+ENDS = {"", ")", "]", "}", ",", ";", ":", "+", "-", "&", "\\\\", "\\end", "\\lor", "\\pm", "\\mp", "\\cup", "\\cap", "\\setminus",
+        *RELATIONS, *OPENERS.values()}
 
 
 def read(text):
     """What a text says, or None if it cannot be read to its end."""
+    if len(text) > MOST_CHARS:
+        return None
+    tokens = [re.sub(r"[\\{} \"]", "", t) if re.match(LETTER, t) else t for t in TOKEN.findall(text)]
     try:
-        demand(len(text) <= MOST_CHARS)
-        demand(not re.fullmatch(r"[^\W\d_ ]{3,}(?: [^\W\d_]+)*", text) or KNOWN.search(text))      # words
-        tokens = tokens_of(text)
         answer = Parser(tokens, 1).answer()
-        if "\\pm" not in tokens and "\\mp" not in tokens:
+        if not {"\\pm", "\\mp"} & set(tokens):
             return answer
-        first, second = (x.items if isinstance(x, Group) and x.kind in (",", "{}") else (x,)
-                         for x in (answer, Parser(tokens, -1).answer()))
-        return Group(",", first + tuple(x for x in second if not any(same(x, y, 0.) for y in first)))
+        one, other = (x.items if isinstance(x, Group) and x.kind in (",", "{}") else (x,)
+                      for x in (answer, Parser(tokens, -1).answer()))
+        return Group(",", one + tuple(x for x in other if not any(same(x, y, 0.) for y in one)))
     except Unreadable:
         return None
 
 
 class Parser:
-    """Recursive descent. A method reads one kind of phrase and returns what it says."""
+    """Recursive descent: a method reads one kind of phrase and returns what it says."""
 
     def __init__(self, tokens, sign):
-        self.tokens, self.at, self.sign, self.depth, self.bar = [*tokens, ""], 0, sign, 0, False
+        self.tokens, self.at, self.depth, self.bars, self.sign = [*tokens, "", "", ""], 0, 0, False, sign
 
     @property
     def next(self):
         return self.tokens[self.at]
 
     def take(self, *wanted):
-        """The next token, if it is one of those wanted, else ""."""
-        if self.next in wanted:
-            self.at += 1
-            return self.tokens[self.at - 1]
-        return ""
+        """The next token if it is wanted, else an empty one."""
+        if self.next not in wanted:
+            return ""
+        self.at += 1
+        return self.tokens[self.at - 1]
 
     def answer(self):
         answer = self.list()
-        demand(self.next == "")
+        demand(not self.next)
         return answer
 
     def list(self):
-        """item, item and item"""
-        self.depth += 1
-        demand(self.depth <= MOST_DEPTH)
+        """1, 2 and 3; x < 1 or x > 2"""
         items, marks = [self.item()], set()
         while mark := self.take(",", ";", "\\lor"):
-            while more := self.take(",", "\\lor"):
+            while more := self.take(",", "\\lor"):                      # 1, 2, and 3
                 mark = more
             marks.add(mark)
             items.append(self.item())
-            demand(len(items) <= MOST_ITEMS)
-        self.depth -= 1
-        demand(not {",", ";"} <= marks)
-        if len(items) == 1:
-            return items[0]
-        sets = [as_reals(x) for x in items if isinstance(x, (Relation, Reals))]
-        if len(sets) == len(items) and all(sets):
-            return union(*sets) if "\\lor" in marks else Reals(
-                sum((s.points for s in sets), ()), lambda t: all(s.member(t) for s in sets))
-        return Group(",", tuple(items))
+            demand(len(items) <= MOST_ITEMS and not {",", ";"} <= marks)
+        if len(items) > 1 and all(isinstance(x, (Relation, Reals)) for x in items):
+            if merged := merge(any if "\\lor" in marks else all, *map(as_reals, items)):
+                return merged
+        return Group(",", tuple(items)) if len(items) > 1 else items[0]
 
     def item(self):
-        """a = b, a < b <= c, x in S, or an expression"""
+        """An expression, x in S, or a chain of relations: a = b, a < b <= c"""
         starts, sides, ops = [self.at], [self.ratio()], []
-        while op := self.take("\\in", *RELATIONS):
-            starts.append(self.at)
+        while op := self.take(*RELATIONS):
+            starts, ops = starts + [self.at], ops + [op]
             sides.append(self.ratio())
-            ops.append(op)
         if not ops:
             return sides[0]
         left = self.name(starts[0], starts[1] - 1)
-        if ops == ["\\in"]:
-            demand(left)
+        if "\\in" in ops:
+            demand(left and len(ops) == 1)
             return sides[1]
-        demand("\\in" not in ops)
         value = None
-        if set(ops) <= {"=", "≈"}:
-            cut = ops.index("≈", 1) if "≈" in ops[1:] else len(ops)
-            if left:
-                value = sides[cut]
-            elif len(ops) == 1 and (left := self.name(starts[1], self.at)):
-                value = sides[0]
-            elif "≈" in ops:
-                return sides[ops.index("≈")]
+        if left and set(ops) <= {"=", "≈"}:                             # of x = 1/3 ≈ 0.33 it is 1/3
+            value = sides[ops.index("≈", 1) if "≈" in ops[1:] else -1]
+        elif ops == ["="] and (left := self.name(starts[1], self.at)):
+            value = sides[0]
+        elif ops == ["≈"]:
+            return sides[0]
         return Relation(tuple(zip(ops, sides, sides[1:])), left if value is not None else "", value)
 
     def name(self, start, end):
-        text = re.sub(r"_(?:\{[^{}]*\}|\\?\w)", "", "".join(self.tokens[start:end]))
-        return "".join(self.tokens[start:end]) if NAME.fullmatch(text) else ""
+        text = "".join(self.tokens[start:end])
+        return text if NAMES.fullmatch(text) or end == start + 1 and text[:1].isalpha() else ""
 
     def ratio(self):
-        items = [self.sets()]
+        start, items = self.at, [self.sets()]
         while self.take(":"):
             items.append(self.sets())
-        clock = len(items) > 1 and len(self.tokens[self.at - 1]) == 2 and len(self.tokens[self.at - 3]) < 3
+        clock = re.fullmatch(r"\d\d?(:\d\d)+", "".join(self.tokens[start:self.at]))
         return Group("clock" if clock else ":", tuple(items)) if len(items) > 1 else items[0]
 
     def sets(self):
         left = self.sum()
         while op := self.take("\\cup", "\\cap", "\\setminus"):
-            right = self.sum()
-            if isinstance(left, Group) and left.kind == "{}" and isinstance(right, Group) and right.kind == "{}":
-                def among(x, items):
-                    return any(same(x, y, 0.) for y in items)
-                a, b = left.items, right.items
-                new = [x for x in b if not among(x, a)] if op == "\\cup" else []
-                left = Group("{}", (*(x for x in a if op == "\\cup" or among(x, b) == (op == "\\cap")), *new))
-                continue
-            a, b = as_reals(left), as_reals(right)
-            demand(a and b)
-            left = Reals(a.points + b.points, dict(
-                [("\\cup", lambda t, a=a, b=b: a.member(t) or b.member(t)),
-                 ("\\cap", lambda t, a=a, b=b: a.member(t) and b.member(t)),
-                 ("\\setminus", lambda t, a=a, b=b: a.member(t) and not b.member(t))])[op])
+            how = {"\\cup": any, "\\cap": all, "\\setminus": lambda two: next(two) and not next(two)}[op]
+            left = merge(how, as_reals(left), as_reals(self.sum()))
+            demand(left)
         return left
 
     def sum(self):
         total = None
-        while True:
+        while total is None or self.next in ("+", "-", "\\pm", "\\mp"):
             sign = self.take("+", "-", "\\pm", "\\mp")
-            if total is not None and not sign:
-                return total
             term = self.product()
             if sign == "-" or sign == "\\pm" and self.sign < 0 or sign == "\\mp" and self.sign > 0:
-                demand(isinstance(term, Value))
-                term = term._replace(points=tuple(-x for x in term.points))
+                term = combine(minus, term)
             total = term if total is None else combine(plus, total, term)
+        return total
 
-    def product(self):
+    def product(self, argument=False):
+        """Factors, a sign between them or none. argument: of a function without brackets, as in sin 2x cos x."""
         total = self.factor()
-        while True:
-            if self.take("*", "\\cdot", "\\times", "\\ast"):
-                total = self.times(total, self.factor())
-            elif self.take("/", "\\div"):
-                unit = self.next[0] == '"' and isinstance(total, Value) and total.unit
-                total = self.unit(total, "/") if unit else combine(over, total, self.factor())
-            elif self.next[:1] == '"':
-                total = self.unit(total)
-            elif self.starts():
-                mixed = self.is_mixed()
-                factor = self.factor()
-                if mixed and self.take("/"):
-                    factor = combine(over, factor, self.factor())
-                total = combine(plus, total, factor) if mixed else self.times(total, factor)
+        while self.next not in ENDS and not (self.bars and self.next == "|"):
+            if argument and (self.next in "*/" or self.next[1:] in FUNCTIONS):
+                break
+            f = over if self.take("/") else times
+            demand(f is over or self.take("*") or not self.next[0].isdigit())
+            factor = self.factor()
+            if isinstance(factor, Group) and "matrix" in factor.kind and f is times:
+                total = Group(factor.kind, tuple(combine(times, total, x) for x in factor.items))
             else:
-                return total
-
-    def times(self, a, b):
-        if isinstance(b, Group) and b.kind == "matrix" and isinstance(a, Value):
-            return Group("matrix", tuple(Group("row", tuple(combine(times, a, x) for x in row.items)) for row in b.items))
-        demand(isinstance(a, Value) and isinstance(b, Value) and not (a.unit and b.unit))
-        return combine(times, a, b)
-
-    def starts(self):
-        """Does a factor begin here? Then it is multiplied by what stands before it."""
-        token = self.next
-        if token == "|":
-            return not self.bar
-        return bool(token) and (token[0].isalpha() or token in OPENERS or token == "{" or token[0].isdigit() and
-                                self.is_mixed() or token[0] == "\\" and token[1:].isalpha() and token not in NOT_NAMES
-                                or token in ("\\frac", "\\binom", "\\infty", "\\mathbb", "\\boxed", "\\fbox")
-                                or token.startswith("\\begin"))
-
-    def is_mixed(self):
-        """3 \\frac{1}{2} and 3 1/2: a whole number, then a fraction below 1."""
-        rest = "".join(t for t in self.tokens[self.at:self.at + 8] if t not in "{}")
-        if not self.tokens[self.at - 1].isdigit():
-            return False
-        if self.next == "\\frac":
-            flat = re.match(r"\\frac\{?(\d+)\}?\{?(\d+)\}?", "".join(self.tokens[self.at:self.at + 7]))
-            if flat and self.tokens[self.at + 1] not in "{" and len(flat[1]) == 2 and len(self.tokens[self.at + 1]) == 2:
-                return flat[1][0] < flat[1][1]
-            return bool(flat) and int(flat[1]) < int(flat[2])
-        a, slash, b = (self.tokens[self.at:self.at + 3] + ["", ""])[:3]
-        return a.isdigit() and slash == "/" and b.isdigit() and int(a) < int(b) and rest != ""
-
-    def unit(self, value, mark=""):
-        """5 "cm"^2, 80 "mi"/"hr", 3 "million dollars", 5 "apples": words after a constant, of which nothing follows."""
-        demand(isinstance(value, Value))
-        words = self.tokens[self.at][1:-1].lower().split()
-        self.at += 1
-        while words and words[0].rstrip("s") in MULTIPLES:
-            value = combine(times, value, Value((Fraction(MULTIPLES[words.pop(0).rstrip("s")]),)))
-        text = unit_of(" ".join(words))
-        demand(not re.search(r"\b(or|and|not|no|if|for|is|are|than|more|less|least|most|when|where|all|any|every)\b", text))
-        demand(not value.letters or text in UNITS.values())
-        if text and self.take("^", "**"):
-            text += "^" + str(self.small())
-        return value._replace(unit=value.unit + mark + text if mark or not value.unit else value.unit + " " + text)
-
-    def small(self):
-        power = self.group()
-        demand(isinstance(power, Value) and exact(*power.points) and abs(power.points[0]) < 100)
-        return int(power.points[0])
+                demand(isinstance(total, Value) and isinstance(factor, Value) and not (total.unit and factor.unit))
+                total = combine(f, total, factor)
+        return total
 
     def factor(self):
-        """-x, x^y, n!, 50%, 30°"""
-        if self.take("-"):
-            return combine(lambda x: -x, self.factor())
-        if self.take("+"):
-            return self.factor()
+        """-x, x^y, n!, 5 "cm" """
+        if sign := self.take("-", "+"):
+            return combine(minus, self.factor()) if sign == "-" else self.factor()
         value = self.primary()
         while True:
-            if self.next in ("^", "**") and self.tokens[self.at + 1] == "\\circ":
-                self.at += 2
-                scale = self.take("C", "F", "K")
-                demand(isinstance(value, Value) and not value.unit)
-                value = value._replace(unit="°" + scale)
-            elif self.next == "\\circ":
-                self.tokens.insert(self.at, "^")
-            elif self.take("^", "**"):
+            if self.take("^"):
                 value = combine(power, value, self.exponent())
             elif self.take("!"):
                 demand(self.next != "!")
                 value = combine(factorial, value)
-            elif self.take("%"):
-                value = combine(over, value, Value((Fraction(100),)))
+            elif self.next[:1] == '"':
+                value = self.with_unit(value)
             else:
                 return value
 
     def exponent(self):
         if self.take("-"):
-            return combine(lambda x: -x, self.exponent())
-        self.take("+")
-        base = self.group()
-        return combine(power, base, self.exponent()) if self.take("^", "**") else base
+            return combine(minus, self.exponent())
+        base = self.primary()
+        return combine(power, base, self.exponent()) if self.take("^") else base
 
-    def group(self, one_digit=False):
-        """The argument of a command or of ^: {…}, or a single thing; \\frac takes one digit of 12."""
-        if one_digit and self.next.isdigit() and len(self.next) > 1:
-            digits = self.tokens[self.at]
-            self.tokens[self.at:self.at + 1] = [digits[0], digits[1:]]
-        return self.primary()
-
-    def inside(self, *closers):
-        """A list up to its closing bracket, and that."""
-        bar, self.bar = self.bar, False
-        items = self.list()
-        self.bar = bar
-        close = self.take(*closers)
-        demand(close)
-        return items, close
+    def with_unit(self, value):
+        text = re.sub(r"\b(?:square|sq\.?) (\w+)", r"\1^2", self.next[1:-1].lower())
+        text = re.sub(r"\s*\bper\b\s*", "/", re.sub(r"\bcubic (\w+)", r"\1^3", text))
+        self.at += 1
+        while text and (first := re.match(r"(\w+|%)\s*", text)) and (
+                scale := MULTIPLES.get(first[1], MULTIPLES.get(first[1].rstrip("s")))):
+            value, text = combine(times, value, Value((Fraction(scale),))), text[first.end():]
+        unit = re.sub(r"[a-z]+", lambda m: UNITS.get(m[0], UNITS.get(m[0].rstrip("s"), m[0])), text.strip(" ."))
+        demand(isinstance(value, Value) and not (unit and value.unit) and (not value.letters or unit in UNITS.values()))
+        demand(not re.search(r"\b(or|and|not|no|if|for|is|are|than|more|less|least|most|when|where|all|any)\b", unit))
+        return value._replace(unit=value.unit or unit)
 
     def primary(self):
-        self.depth += 1
-        demand(self.depth <= 4 * MOST_DEPTH)
-        token = self.next
-        demand(token)
+        self.depth, token = self.depth + 1, self.next
+        demand(token and self.depth <= MOST_DEPTH)
         self.at += 1
         if token[0].isdigit() or token[0] == "." and len(token) > 1:
-            value = self.number(token)
-        elif token[0] == '"':
-            demand(unit_of(token[1:-1]) in ("dollar", "euro", "lb", "yen", "cent"))
-            unit = unit_of(token[1:-1])
-            value = self.factor()
-            demand(isinstance(value, Value))
-            value = value._replace(unit=unit)
-        elif token == "{":
-            value, _ = self.inside("}")
-            if isinstance(value, Group) and value.kind == ",":
-                value = Group("{}", value.items)
+            value = number(token)
         elif token == "|":
-            bar, self.bar = self.bar, True
-            value = self.sum()
-            self.bar = bar
+            bars, self.bars = self.bars, True
+            value, self.bars = combine(abs, self.sum()), bars
             demand(self.take("|"))
-            value = combine(abs, value)
-        elif token in OPENERS:
+        elif token in OPENERS or token == "{":
             value = self.bracket(token)
-        elif token[0] == "\\" and token[1:2].isalpha():
+        elif token[0] == "\\":
             value = self.command(token[1:])
         else:
-            demand(token.isalpha() and len(token) == 1)
-            value = self.letter(token)
+            demand(token[0].isalpha())
+            value = CONSTANTS[token] if token in CONSTANTS else letter(token)
         self.depth -= 1
         return value
 
-    def number(self, token):
-        if self.next == "_":                            # 52_8
-            self.at += 1
-            base = self.small()
-            demand(token.isdigit() and 2 <= base <= 36 and all(int(c) < base for c in token))
-            return Group(f"base {base}", (Value((Fraction(int(token, base)),)),))
-        digits, _, exponent = token.lower().partition("e")
-        whole, _, part = digits.partition(".")
-        if self.next in ("\\overline", "\\bar", "\\dot", "(") and "." in token and not exponent:
-            at, opener = self.at, self.next
-            cycle = self.tokens[at + 1] if opener == "(" else "".join(self.tokens[at + 1:at + 4])
-            cycle = cycle.strip("{}")[:40] if opener != "(" or self.tokens[at + 2] == ")" else ""
-            if cycle.isdigit():
-                self.at += 3 if opener == "(" or self.tokens[at + 1] == "{" else 2
-                nines = 10 ** len(cycle) - 1
-                return Value(((Fraction(digits if digits.strip(".") else "0") + Fraction(int(cycle), nines * 10 ** len(part))),))
-            demand(opener == "(")
-        value = Fraction(digits + "0" if digits[-1] == "." else digits) * Fraction(10) ** int(exponent or 0)
-        count = len((whole + part).lstrip("0"))
-        slack = Fraction(10) ** (int(exponent or 0) - len(part)) if part and count >= 13 else Fraction(0)
-        return Value((value,), slack=max(slack, value * Fraction(2, 10 ** 15)) if count >= 16 and part else slack)
-
     def bracket(self, opener):
+        bars, self.bars = self.bars, False
         if opener == "\\{" and self.take("\\}"):
             return Group("{}", ())
-        if opener == "\\{" and self.tokens[self.at + 1] in ("|", ":"):              # {x | x > 3}
-            self.at += 2
-            value = as_reals(self.inside("\\}")[0])
+        builder = opener == "\\{" and self.tokens[self.at + 1] in ("|", ":")            # {x | x > 3}
+        self.at += 2 * builder
+        value, self.bars = self.list(), bars
+        closer = self.take(*(")]" if opener in "([" else OPENERS.get(opener, "}")))  if len(opener) == 1 else self.take(OPENERS[opener])
+        demand(closer)
+        several = isinstance(value, Group) and value.kind == ","
+        if builder:
+            value = as_reals(value)
             demand(value)
-            return value
-        closers = (")", "]") if opener in "([" else (OPENERS[opener],)
-        value, closer = self.inside(*closers)
-        if opener == "\\{":
-            return Group("{}", value.items if isinstance(value, Group) and value.kind == "," else (value,))
-        if opener in ("\\lfloor", "\\lceil"):
-            return combine(rounded(math.floor if opener == "\\lfloor" else math.ceil), value)
-        if isinstance(value, Group) and value.kind == ",":
-            return Group(dict(zip(["("], ["("])).get(opener, "[" if opener == "[" else "(") + closer.replace("\\rangle", ")"),
-                         value.items)
-        demand(closer == OPENERS[opener] and not isinstance(value, (Relation, Reals)))
+        elif opener == "\\{" or opener == "{" and several:
+            value = Group("{}", value.items if several else (value,))
+        elif opener[1:] in ("lfloor", "lceil"):
+            value = combine(rounded(math.floor if opener == "\\lfloor" else math.ceil), value)
+        elif several:
+            value = Group("()" if opener == "\\langle" else opener + closer, value.items)
+        else:
+            demand(closer == OPENERS.get(opener, "}") and (opener == "{" or isinstance(value, (Value, Group))))
         return value
 
-    def letter(self, token):
-        name = token + self.subscript()
-        if name in ("e", "i"):
-            return Value((mp.e + 0,)) if name == "e" else Value((mp.mpc(0, 1),))
-        if self.next == "(" and (token in "fghFGHPuvy" or self.tokens[self.at + 1].isdigit() and self.tokens[self.at + 2] == ")"):
-            self.at += 1
-            return self.call(name, self.inside(")")[0])
-        return letter(name)
-
-    def subscript(self):
-        name = ""
-        while self.next in ("_", "'"):
-            if self.take("'"):
-                name += "'"
-                continue
-            self.at += 1
-            start = self.at
-            if self.take("{"):
-                while self.next not in ("}", ""):
-                    self.at += 1
-            demand(self.next)
-            self.at += 1
-            name += "_" + re.sub(r"[{}\"\\ ]", "", "".join(self.tokens[start:self.at]))
-        return name
-
-    def call(self, name, argument):
-        items = argument.items if isinstance(argument, Group) else (argument,)
-        return combine(unknown(name), *items)
-
     def command(self, name):
-        if name in ("boxed", "fbox", "mathbb"):
-            if name == "mathbb":
-                demand("".join(self.tokens[self.at:self.at + 3]).strip("{}") == "R" or self.next == "R")
-                self.at += 3 if self.next == "{" else 1
-                return Reals((), lambda t: True)
-            return self.group()
+        if name in ("infty", "emptyset", "R"):
+            return dict(infty=Value((mp.inf,)), emptyset=Group("{}", ()), R=Reals((), lambda t: True))[name]
         if name in ("frac", "binom"):
-            top = self.group(one_digit=True)
-            return combine(over if name == "frac" else choose, top, self.group(one_digit=True))
-        if name == "infty":
-            return INFINITY
-        if name == "pi":
-            return Value((mp.pi + 0,))
-        if name == "emptyset":
-            return Group("{}", ())
-        if name in ("Gamma",) and self.next == "(":
-            return combine(KNOWN_FUNCTIONS["gamma"], self.group())
-        if "\\" + name in ACCENTS:
-            start = self.at
-            if self.take("{"):
-                while self.next not in ("}", ""):
-                    self.at += 1
-            demand(self.next)
-            self.at += 1
-            return letter(name + "".join(self.tokens[start:self.at]).strip("{}") + self.subscript())
-        if name == "sqrt" and self.take("["):
-            degree, _ = self.inside("]")
-            return combine(lambda x, n: power(x, over(Fraction(1), n)), self.group(), degree)
+            return combine(over if name == "frac" else choose, self.primary(), self.primary())
         if name in ("sqrt", "cbrt"):
-            return combine(KNOWN_FUNCTIONS[name], self.group())
-        if name in KNOWN_FUNCTIONS and name != "gamma":
-            return self.function(name)
-        if name in FUNCTIONS:
-            return self.call(name, self.inside_of_call())
-        if name.startswith("begin"):
-            return self.matrix(name)
-        demand("\\" + name not in NOT_NAMES and not name.startswith("end"))
-        if name in ("angle", "triangle", "Delta"):
-            return letter(name + "".join(self.take(self.next) for _ in range(1) if self.next[:1].isalpha()))
-        name = name + self.subscript()
-        if name in ("phi", "Phi", "psi", "Psi") and self.next == "(":
-            self.at += 1
-            return self.call(name, self.inside(")")[0])
-        return letter(name)
-
-    def inside_of_call(self):
-        demand(self.take("("))
-        return self.inside(")")[0]
-
-    def function(self, name):
-        """sin 2x, sin(x) y, sin^2 x, sin^{-1} x, log_2 x"""
-        base, index = None, None
+            degree = Value((Fraction(3 if name == "cbrt" else 2),))
+            if self.take("["):
+                degree = self.sum()
+                demand(self.take("]"))
+            return combine(lambda x, n: power(x, over(Fraction(1), n)), self.primary(), degree)
+        if name == "matrix":
+            return self.matrix()
+        demand(name in MEANING)
+        base = index = None
         if self.take("_"):
             demand(name == "log")
-            base = self.group()
+            base = self.primary()
         if self.take("^"):
             index = self.exponent()
-        if self.next in ("(", "[", "{"):
-            argument = self.group()
-        else:
-            argument = self.factor()
-            while self.starts() and self.next[1:] not in KNOWN_FUNCTIONS:
-                argument = self.times(argument, self.factor())
-        demand(isinstance(argument, Value))
-        if argument.unit == "°":
-            argument = combine(lambda x: times(x, mp.pi / 180), argument._replace(unit=""))
-        demand(not argument.unit)
         if index and index.points == (-1,):
-            demand("arc" + name in KNOWN_FUNCTIONS)
-            return combine(KNOWN_FUNCTIONS["arc" + name], argument)
-        value = combine(KNOWN_FUNCTIONS[name], argument)
-        if base:
-            value = combine(over, combine(LN, argument), combine(LN, base))
-        return combine(power, value, index) if index else value
+            name, index = "arc" + name, None
+            demand(name in MEANING)
+        x = self.primary() if self.next in ("(", "[", "{") else self.product(argument=True)
+        demand(isinstance(x, Value) and x.unit in ("", "°"))
+        if x.unit:
+            x = combine(lambda x: times(x, mp.pi / 180), x._replace(unit=""))
+        y = combine(over, combine(LN, x), combine(LN, base)) if base else combine(MEANING[name], x)
+        return combine(power, y, index) if index else y
 
-    def matrix(self, name):
-        demand(re.fullmatch(r"begin\{([pb]?matrix|array)\}.*", name))
+    def matrix(self):
         rows = [[]]
-        while not self.next.startswith("\\end"):
+        while not self.take("\\end"):
             rows[-1].append(self.sum())
             demand(len(rows) * len(rows[0]) <= MOST_ITEMS)
-            if self.next.startswith("\\\\"):
-                self.at += 1
+            if self.take("\\\\"):
                 rows.append([])
-            elif not self.take("&"):
-                demand(self.next.startswith("\\end"))
-        self.at += 1
-        return Group("matrix", tuple(Group("row", tuple(row)) for row in rows if row))
+            else:
+                demand(self.take("&") or self.next == "\\end")
+        rows = [row for row in rows if row]
+        demand(len({len(row) for row in rows}) == 1)
+        return Group(f"{len(rows)} x {len(rows[0])} matrix", tuple(x for row in rows for x in row))
+
+
+def number(token):
+    """An exact fraction; slack for a decimal of 13 digits and more, and for what floats leave in the 16th."""
+    digits, _, exponent = token.lower().partition("e")
+    part, count = digits.partition(".")[2], len(digits.replace(".", "").lstrip("0"))
+    x, last = Fraction(digits.rstrip(".")) * Fraction(10) ** int(exponent or 0), Fraction(10) ** (int(exponent or 0) - len(part))
+    return Value((x,), slack=max(last, x * Fraction(2, 10 ** 15) * (count >= 16)) if part and count >= 13 else Fraction(0))
 
 
 # --- the comparison -------------------------------------------------------------------------------------------
 def same(a, b, tol):
     """Whether two things that were read mean the same."""
-    if isinstance(a, Relation) and isinstance(b, Relation):
-        return same_relation(a, b, tol)
-    if any(isinstance(x, (Reals, Relation)) and as_reals(x) for x in (a, b)):
-        a, b = as_reals(a), as_reals(b)
-        return a is not None and b is not None and same_reals(a, b)
-    if isinstance(a, Relation) or isinstance(b, Relation):
-        a, b = (x.value if isinstance(x, Relation) else x for x in (a, b))
-        return a is not None and b is not None and same(a, b, tol)
-    if isinstance(a, Group) and isinstance(b, Group):
-        if {a.kind, b.kind} <= {",", "{}"}:
-            return same_items(a, b, tol)
-        if ":" in (a.kind, b.kind) and {a.kind, b.kind} <= {":", "clock"} and len(a.items) == len(b.items) == 2:
-            return same(combine(times, a.items[0], b.items[1]), combine(times, a.items[1], b.items[0]), tol)
-        return a.kind == b.kind and len(a.items) == len(b.items) and all(
-            same(x, y, tol) for x, y in zip(a.items, b.items))
     if isinstance(a, Value) and isinstance(b, Value):
         return same_value(a, b, tol)
-    one, other = (a, b) if isinstance(a, Group) else (b, a)
-    return isinstance(one, Group) and one.kind == "{}" and len(one.items) == 1 and same(one.items[0], other, tol)
-
-
-def same_items(a, b, tol):
-    """Sets and lists: each item of one has its own in the other; sets may repeat theirs."""
-    a, b, sets = list(a.items), list(b.items), a.kind == b.kind == "{}"
-    if sets:
-        return all(any(same(x, y, tol) for y in b) for x in a) and all(any(same(x, y, tol) for x in a) for y in b)
-    if len(a) != len(b):
-        return False
-    one_name = all(len({x.name for x in items if isinstance(x, Relation)}) < 2 for items in (a, b))
-    for x in a:
-        found = next((i for i, y in enumerate(b) if (one_name or type(x) is type(y)) and same(x, y, tol)), None)
-        if found is None:
+    if isinstance(a, Relation) and isinstance(b, Relation) and same_relation(a, b, tol):
+        return True
+    if isinstance(a, (Relation, Reals)) or isinstance(b, (Relation, Reals)):
+        if (x := as_reals(a)) and (y := as_reals(b)):
+            return len(x.letters | y.letters) < 2 and same_reals(x, y)
+        if isinstance(a, Relation) == isinstance(b, Relation):
             return False
-        b.pop(found)
-    return True
+        a, b = (x.value if isinstance(x, Relation) else x for x in (a, b))
+        return a is not None and b is not None and same(a, b, tol)
+    if not isinstance(a, Group) or not isinstance(b, Group):            # {1} and 1
+        one, other = (a, b) if isinstance(a, Group) else (b, a)
+        return isinstance(one, Group) and one.kind == "{}" and len(one.items) == 1 and same(one.items[0], other, tol)
+    if {a.kind, b.kind} <= {",", "{}"}:
+        return same_items(a, b, tol)
+    if ":" in (a.kind, b.kind) and {a.kind, b.kind} <= {":", "clock"} and len(a.items) == len(b.items) == 2:
+        return same(combine(times, a.items[0], b.items[1]), combine(times, a.items[1], b.items[0]), tol)
+    return a.kind == b.kind and len(a.items) == len(b.items) and all(map(same, a.items, b.items, [tol] * len(a.items)))
 
 
 def same_value(a, b, tol):
-    if a.unit and b.unit and a.unit != b.unit or a.letters != b.letters and len(a.points) != len(b.points) and False:
+    if a.unit and b.unit and a.unit != b.unit:
         return False
     n = max(len(a.points), len(b.points))
     for i in range(n):
         x, y = a.points[i % len(a.points)], b.points[i % len(b.points)]
         if i > 1 and any(isinstance(z, mp.mpc) and abs(z.imag) > SAME for z in (x, y)):
-            continue                                    # a negative letter, outside the real domain
-        if close(x, y):
-            continue
-        if n > 1 or abs(floating(x)) == mp.inf or abs(floating(y)) == mp.inf:
-            return False
-        off = abs(floating(x) - floating(y))
-        if not (off < floating(Fraction(max(a.slack, b.slack))) or tol and off <= tol * abs(floating(y))):
-            return False
+            continue                                    # outside the real domain, as ln x where x is negative
+        if not close(x, y):
+            off = abs(floating(x) - floating(y))
+            if n > 1 or not off < math.inf or not (off < floating(max(a.slack, b.slack)) or off <= tol * abs(floating(y))):
+                return False
     return True
+
+
+def same_items(a, b, tol):
+    """Each item of one has its own in the other; sets may repeat theirs. Names count if there are several."""
+    if a.kind == b.kind == "{}":
+        return all(any(same(x, y, tol) for y in b.items) for x in a.items) and (
+            all(any(same(x, y, tol) for x in a.items) for y in b.items))
+    rest = list(b.items)
+    bare = all(len({x.name for x in items if isinstance(x, Relation)}) < 2 for items in (a.items, b.items))
+    for x in a.items:
+        found = [i for i, y in enumerate(rest) if (bare or type(x) is type(y)) and same(x, y, tol)]
+        if not found:
+            return False
+        rest.pop(found[0])
+    return not rest
 
 
 def same_relation(a, b, tol):
+    """Named values, or the same equations and inequalities: left - right up to a (positive) factor."""
     if a.name and a.name == b.name:
         return same(a.value, b.value, tol)
-    a, b = (sorted_parts(x) for x in (a, b))
-    if a is None or b is None or len(a) != len(b):
+    if not all(isinstance(x, Value) and abs(x.points[0]) < math.inf for r in (a, b) for part in r.parts for x in part[1:]):
         return False
-    b = list(b)
+    a, rest = ([(op.replace(">", "<").replace("≈", "="), combine(lambda x, y: plus(x, -y), *(x, y)[::-1 if op[0] == ">" else 1]))
+                for op, x, y in r.parts] for r in (a, b))
     for op, d in a:
-        found = next((i for i, (o, e) in enumerate(b) if o == op and proportional(d, e, op)), None)
-        if found is None:
+        found = [i for i, (o, e) in enumerate(rest) if o == op and proportional(d, e, op in ("=", "!="))]
+        if not found:
             return False
-        b.pop(found)
-    return True
+        rest.pop(found[0])
+    return not rest
 
 
-def sorted_parts(relation):
-    parts = []
-    for op, left, right in relation.parts:
-        if not (isinstance(left, Value) and isinstance(right, Value)):
-            return None
-        if mp.inf in map(abs, left.points + right.points):
-            return None
-        if op[0] == ">":
-            op, left, right = op.replace(">", "<"), right, left
-        parts.append((op.replace("≈", "="), combine(lambda x, y: plus(x, -y), left, right)))
-    return parts
-
-
-def proportional(a, b, op):
-    """Whether a = 0 and b = 0 (or a < 0 and b < 0) say the same: a is a constant (positive) multiple of b."""
+def proportional(a, b, any_sign):
     if a.letters != b.letters or not a.letters or not all(a.points) or not all(b.points):
         return False
-    ratios = [over(x, y) for x, y in zip(a.points, b.points)]
-    return all(close(r, ratios[0]) for r in ratios) and (op in ("=", "!=") or not isinstance(
-        ratios[0], mp.mpc) and ratios[0] > 0)
+    factors = [over(x, y) for x, y in zip(a.points, b.points)]
+    return all(close(f, factors[0]) for f in factors) and (any_sign or not isinstance(factors[0], mp.mpc) and factors[0] > 0)
 
 
 def same_reals(a, b):
-    """Tests both at their points, between them, and beyond."""
-    ends = sorted(p for p in a.points + b.points if abs(p) < mp.inf)
-    probes = [*ends, *((p + q) / 2 for p, q in zip(ends, ends[1:]) if not close(p, q))]
-    probes += [ends[0] - 1, ends[-1] + 1] if ends else [mp.mpf(0)]
-    return all(bool(a.member(t)) == bool(b.member(t)) for t in probes)
+    """At all points, between them, and beyond: in both or in neither."""
+    ends = sorted(p for p in a.points + b.points if abs(p) < mp.inf) or [mp.mpf(0)]
+    between = [(p + q) / 2 for p, q in zip(ends, ends[1:]) if not close(p, q)]
+    return all(bool(a.member(t)) == bool(b.member(t)) for t in (ends[0] - 1, *ends, *between, ends[-1] + 1))
