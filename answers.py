@@ -45,10 +45,10 @@ def extract_answer(text):
     text = text[-20_000:].rsplit("</think>", 1)[-1]
     if boxes := [m.end() for m in re.finditer(r"\\(?:boxed|fbox)\s{0,9}\{", text)]:
         depth = 1
-        for i in range(boxes[-1], len(text)):
-            depth += (text[i] == "{") - (text[i] == "}")
+        for brace in re.finditer(r"\\.|[{}]", text[boxes[-1]:]):       # \{ is none
+            depth += (brace[0] == "{") - (brace[0] == "}")
             if depth == 0:
-                return text[boxes[-1]:i].strip() or None
+                return text[boxes[-1]:][:brace.start()].strip() or None
         return None                                     # the last box was never closed
     if "####" in text:
         return text.rsplit("####", 1)[1].strip().partition("\n")[0].strip() or None
@@ -82,13 +82,13 @@ def answers_equal(pred, gold, rel_tol=0.):
         return spelling(a) != ""
     if choice := re.fullmatch(r"\(?([A-J])\)?", b):
         return chosen(a) == choice[1]
-    a, b = read(a), read(b)
-    return a is not None and b is not None and same(a, b, rel_tol)
+    return say_the_same(a, b, rel_tol)
 
 
 def readable(gold):
     """Whether an answer can be given at all: it is not empty, and no brace of its LaTeX was cut off."""
-    return spelling(plain(gold)) != "" and gold.count("{") == gold.count("}")
+    braces = re.sub(r"\\\\|\\[{}]", "", gold)
+    return spelling(plain(gold)) != "" and braces.count("{") == braces.count("}")
 
 
 def chosen(text):
@@ -440,20 +440,24 @@ ENDS = {"", ")", "]", "}", ",", ";", ":", "+", "-", "&", "\\\\", "\\end", "\\lor
         *RELATIONS, *OPENERS.values()}
 
 
-def read(text):
-    """What a text says, or None if it cannot be read to its end."""
-    if len(text) > MOST_CHARS:
-        return None
-    tokens = [re.sub(r"[\\{} \"]", "", t) if re.match(LETTER, t) else t for t in TOKEN.findall(text)]
+def say_the_same(a, b, tol):
+    """Whether two texts can be read to their ends and mean the same."""
     try:
-        answer = Parser(tokens, 1).answer()
-        if not {"\\pm", "\\mp"} & set(tokens):
-            return answer
-        one, other = (x.items if isinstance(x, Group) and x.kind in (",", "{}") else (x,)
-                      for x in (answer, Parser(tokens, -1).answer()))
-        return Group(",", one + tuple(x for x in other if not any(same(x, y, 0.) for y in one)))
+        return same(read(a), read(b), tol)
     except Unreadable:
-        return None
+        return False
+
+
+def read(text):
+    """What a text says. With a plus-minus it says two things."""
+    demand(len(text) <= MOST_CHARS)
+    tokens = [re.sub(r"[\\{} \"]", "", t) if re.match(LETTER, t) else t for t in TOKEN.findall(text)]
+    answer = Parser(tokens, 1).answer()
+    if not {"\\pm", "\\mp"} & set(tokens):
+        return answer
+    one, other = (x.items if isinstance(x, Group) and x.kind in (",", "{}") else (x,)
+                  for x in (answer, Parser(tokens, -1).answer()))
+    return Group(",", one + tuple(x for x in other if not any(same(x, y, 0.) for y in one)))
 
 
 class Parser:
@@ -560,8 +564,11 @@ class Parser:
 
     def factor(self):
         """-x, x^y, n!, 5 "cm" """
-        if sign := self.take("-", "+"):
-            return combine(minus, self.factor()) if sign == "-" else self.factor()
+        negative = False
+        while sign := self.take("-", "+"):
+            negative ^= sign == "-"
+        if negative:
+            return combine(minus, self.factor())
         value = self.primary()
         while True:
             if self.take("^"):
@@ -575,10 +582,14 @@ class Parser:
                 return value
 
     def exponent(self):
-        if self.take("-"):
-            return combine(minus, self.exponent())
-        base = self.primary()
-        return combine(power, base, self.exponent()) if self.take("^") else base
+        self.depth += 1
+        demand(self.depth <= MOST_DEPTH)
+        negative = self.take("-")
+        value = self.primary()
+        if self.take("^"):
+            value = combine(power, value, self.exponent())
+        self.depth -= 1
+        return combine(minus, value) if negative else value
 
     def with_unit(self, value):
         text = re.sub(r"\b(?:square|sq\.?) (\w+)", r"\1^2", self.next[1:-1].lower())

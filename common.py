@@ -331,7 +331,7 @@ def read_problem(record, where):
 
 
 def read_gold(gold):
-    """The bare answer in a gold field, after GSM8K's #### or in the last box of a worked solution; "" if broken."""
+    """The bare answer of a gold field, after GSM8K's #### or in the last box of a solution; "" if broken."""
     if isinstance(gold, bool) or not isinstance(gold, (str, int, float)):
         return ""
     gold = str(gold).strip()
