@@ -4,7 +4,7 @@
     answers_equal(pred, gold)         whether two bare answers mean the same
     check_answer(completion, gold)    both; gold may be a list of accepted answers; a lone letter is a choice
 
-A small parser computes while it reads: no expression tree, no algebra, no evaluated text. What it reads is one of
+A small parser computes while it reads: no expression tree, no algebra, no evaluated text. It reads one of
 
     Value      an expression, as what it is at five fixed points of its letters (at one if it has none):
                fractions, exact while they are small, else 60-digit floats. x + x and 2x agree at each point.
@@ -12,13 +12,14 @@ A small parser computes while it reads: no expression tree, no algebra, no evalu
     Relation   y = 2x + 3, 1 < x <= 4
     Reals      a set of reals: the points where membership may change, and the test of membership
 
-and like is compared with like. What cannot be read to its end equals its own spelling alone. Each step is bounded
-before it is taken (length, depth, size of a power), so time is too, without clock, alarm, thread or process.
+and like is compared with like. What cannot be read to its end equals its own spelling alone. Each step is
+bounded before it is taken (length, depth, size of a power), so time is too: no clock, alarm, thread, process.
 
-Conventions: 50% is 1/2; a list has no order, a bracketed pair has; a unit on one side only is dropped; a decimal
-equals an exact value if it has 13 right digits; log is base 10; words ignore case; (-8)^(1/3) is -2.
+Conventions: 50% is 1/2; a list has no order, a bracketed pair has; a unit on one side only is dropped; a
+decimal equals an exact value if it has 13 right digits; log is base 10; words ignore case; (-8)^(1/3) is -2.
 """
 import math
+import operator
 import re
 import unicodedata
 from fractions import Fraction
@@ -34,8 +35,8 @@ MOST_BITS, MOST_CHARS, MOST_DEPTH, MOST_ITEMS = 20_000, 1_000, 40, 60
 
 
 # --- from a completion to its answer ------------------------------------------------------------------------
-ANCHOR = re.compile(r"\b(?:answer|option|choice|result)\b[*_]{0,3}(?: {0,3}(?::|=|is\b|would be\b)|(?= ?(?:\$|\\[(\[]))"
-                    r"|(?<=\*)\n)", re.I)
+ANCHOR = re.compile(r"\b(?:answer|option|choice|result)\b[*_]{0,3}"
+                    r"(?: {0,3}(?::|=|is\b|would be\b)|(?= ?(?:\$|\\[(\[]))|(?<=\*)\n)", re.I)
 MATHS = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(([^$]+?)\\\)|\\\[([^$]+?)\\\]")
 
 
@@ -76,12 +77,12 @@ def check_answer(completion, gold, rel_tol=0.):
 
 
 def answers_equal(pred, gold, rel_tol=0.):
-    """Whether two bare answers mean the same. rel_tol: how far a number may be off, for golds that are rounded."""
+    """Whether two bare answers mean the same. rel_tol: how far a number may be off, for rounded golds."""
     a, b = plain(pred), plain(gold)
     if spelling(a) == spelling(b):
         return spelling(a) != ""
     if choice := re.fullmatch(r"\(?([A-J])\)?", b):
-        return chosen(a) == choice[1]
+        return chosen(pred) == choice[1]
     return say_the_same(a, b, rel_tol)
 
 
@@ -92,46 +93,45 @@ def readable(gold):
 
 
 def chosen(text):
-    """The letter of the one option named, or "": C, (C), C) 14 m/s, for sure C; but none in: a rule; A, C; C + 1."""
-    text = text.replace('"', "").strip()
-    if whole := re.fullmatch(r"(?:option |choice )?\(?([A-Z])\)?(?:[).:,] ?.*)?|([a-z])", text, re.S | re.I):
-        others = re.findall(r"\b[B-HJ-Z]\b", text[whole.end(1) + 1:]) if whole[1] and "not" not in text else []
-        return "" if others and len(text) < 12 else (whole[1] or whole[2]).upper()
-    found = set(re.findall(r"\b[B-HJ-Z]\b", text)) if not re.search(r"[\d\\=+^_]", text) else set()
-    return found.pop() if len(found) == 1 else ""
+    """The letter of the one option named, or "": C, (C), C) 14 m/s, for sure C; none: a rule; A, C; C + 1."""
+    text = re.sub(r"\\[a-zA-Z]+\*?|[{}$*]", "", text[:MOST_CHARS]).strip()
+    if option := re.fullmatch(r"(?:option |choice )?\(?([A-Z])\)?(?:[).:,] ?.*)?", text, re.S | re.I):
+        several = len(text) < 12 and re.search(r"\b[B-HJ-Z]\b", text[option.end(1):])
+        return "" if several else option[1].upper()
+    found = set(re.findall(r"\b[B-HJ-Z]\b", text))
+    return found.pop() if len(found) == 1 and not re.search(r"[\d\\=+^_]", text) else ""
 
 
 # --- spelling: many ways to write, one to read --------------------------------------------------------------
 def table(text):
     """{name: meaning} of rows "meaning name name", set two spaces apart; ~ means nothing, ␣ a space."""
     rows = [row.split() for row in re.split(r"\s{2,}", text.strip())]
-    return {name: {"~": "", "␣": " "}.get(to, to + " " * to[-1].isalpha()) for to, *names in rows for name in names}
+    said = {"~": "", "␣": " "}
+    return {name: said.get(to, to + " " * to[-1].isalpha()) for to, *names in rows for name in names}
 
 
-CHARACTERS = str.maketrans(table(r"""- − – — ‐ ‑  * × · ⋅ ∙ •  / ÷ ∕ ⁄  <= ≤ ⩽ ≦  >= ≥ ⩾ ≧  ° º ˚  ' ′ ’ ‘  , ， 、
+CHARACTERS = str.maketrans(table(r"""- − – — ‐ ‑  * × · ⋅ ∙ •  / ÷ ∕ ⁄  <= ≤ ⩽ ≦  >= ≥ ⩾ ≧  ° º ˚  ' ′ ’ ‘
     \sqrt √  \cbrt ∛  \infty ∞  \neq ≠  \cup ∪  \cap ∩  \setminus ∖  \in ∈  \emptyset ∅ ⌀  \pm ±  \mp ∓  \angle ∠
     \ldots …  \lfloor ⌊  \rfloor ⌋  \lceil ⌈  \rceil ⌉  \langle ⟨  \rangle ⟩  \R ℝ  \Delta ∆  \text{euro} €
-    \text{pound} £  . 。"""))
+    \text{pound} £  . 。  , ， 、"""))
 COMMANDS = table(r"""~ left right big Big bigg Bigg bigl bigr Bigl Bigr displaystyle textstyle limits boxed fbox
     ␣ quad qquad  \frac dfrac tfrac cfrac  \binom dbinom tbinom  * cdot times ast  / div  <= le leq leqslant
-    >= ge geq geqslant  != ne neq  < lt  > gt  ≈ approx simeq  : colon  | mid vert lvert rvert  ° circ degree  ' prime
+    >= ge geq geqslant  != ne neq  < lt  > gt  ≈ approx simeq  : colon  | mid vert lvert rvert  ° circ degree
     \text textbf textit textrm textnormal mbox hbox mathrm mathbf mathit mathsf boldsymbol bm operatorname rm
-    \{ lbrace  \} rbrace  \infty infinity inf  \emptyset varnothing  \setminus backslash  \cup union  \lor or  , and
-    \arcsin asin  \arccos acos  \arctan atan""")
-UNITS = {name: to.strip() for name, to in table("""cm centimeter centimetre  mm millimeter millimetre  in inch inche
-    km kilometer kilometre  m meter metre  ft foot feet  yd yard  mi mile  s sec second  min minute  hr hour  yr year
-    kg kilogram  g gram  lb pound  l liter litre  ° deg degree  dollar usd""").items()}
-UNITS |= {u: u for u in [*UNITS.values(), *"mph day week month unit cent euro yuan".split()] if len(u) > 1}
+    \{ lbrace  \} rbrace  \infty infinity inf  \emptyset varnothing  \setminus backslash  \cup union  \lor or
+    , and  \arcsin asin  \arccos acos  \arctan atan  ' prime""")
+UNITS = table("""cm centimeter centimetre  mm millimeter millimetre  in inch inche  km kilometer kilometre
+    m meter metre  ft foot feet  yd yard  mi mile  s sec second  min minute  hr hour  yr year  kg kilogram  g gram
+    lb pound  l liter litre  ° deg degree  dollar usd  cent ¢""")
+UNITS = {name: unit.strip() for name, unit in UNITS.items()}
+UNITS |= {u: u for u in [*UNITS.values(), *"mph day week month unit euro yuan".split()] if len(u) > 1}
 MULTIPLES = dict(hundred=100, thousand=1000, million=10 ** 6, billion=10 ** 9, trillion=10 ** 12, dozen=12)
 MULTIPLES |= dict.fromkeys(("%", "percent", "percentage", "pct"), Fraction(1, 100))
-GREEK = ("alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi pi rho sigma tau "
-         "upsilon phi varphi chi psi omega").split()
+GREEK = ("alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi pi rho "
+         "sigma tau upsilon phi varphi chi psi omega").split()
 FUNCTIONS = "arcsin arccos arctan sinh cosh tanh sin cos tan sec csc cot ln log lg exp sqrt cbrt".split()
 KNOWN = re.compile("|".join(["infinity", "inf", "union", "asin", "acos", "atan", *FUNCTIONS, *GREEK]))
-
-
-def without_commas(m):
-    return re.sub(r"[, ]", "", m[0])
+SAYS_MORE = re.compile(r"\b(or|and|not|no|if|for|is|are|than|more|less|least|most|when|where|all|any)\b")
 
 
 def mixed(m):
@@ -142,32 +142,46 @@ def mixed(m):
 
 def repeating(m):
     """0.1\\overline{6}: (16 - 1) / 90"""
-    cycle = m[3] or m[4]
-    n = int("0" + m[1] + m[2] + cycle) - int("0" + m[1] + m[2])
-    return f"\\frac{{{n}}}{{{10 ** len(m[2]) * (10 ** len(cycle) - 1)}}}"
+    head, cycle = "0" + m[1] + m[2], m[3] or m[4]
+    bottom = 10 ** len(m[2]) * (10 ** len(cycle) - 1)
+    return f"\\frac{{{int(head + cycle) - int(head)}}}{{{bottom}}}"
 
 
 def quoted(m):
     """What \\text{…} holds: bare if it is no word (13, C, 2/3), else in double quotes."""
     text = m[1].strip()
-    bare = text in ("and", "or", *FUNCTIONS) or not re.search(r"[^\W\d_]{2}", text) and not re.match(r" \w/?", m[1])
-    return f" {text} " if bare else f' "{text}" '
+    word = re.search(r"[^\W\d_]{2}", text) or re.match(r" \w/?", m[1])
+    return f' "{text}" ' if word and text not in ("and", "or", *FUNCTIONS) else f" {text} "
 
 
 def words(m):
     """Plain words: text if one of them is a unit or no product of letters, else known names and letters."""
     if m[0][0] in '"\\_':
         return m[0]
-    parts = [part for part in re.split(r"\b(and|or)\b", m[0]) if part.strip()]
-    return " ".join(COMMANDS[p] if p in ("and", "or") else f' "{p.strip()}" ' if any(map(is_word, p.split())) else
-                    KNOWN.sub(lambda k: COMMANDS.get(k[0], f" \\{k[0]} "), p)
-                    for p in parts)
+    parts = (part.strip() for part in re.split(r"\b(and|or)\b", m[0]))
+    return " ".join(COMMANDS[part] if part in ("and", "or") else f' "{part}" ' if any(map(is_word, part.split()))
+                    else KNOWN.sub(lambda k: COMMANDS.get(k[0], f" \\{k[0]} "), part) for part in parts)
 
 
 def is_word(word):
     """A unit, or four letters and more that are not in order (abcd) and hold no known name (xsinx)."""
     return bool({word.lower(), word.lower().rstrip("s")} & {*UNITS, *MULTIPLES}) or (
         len(word) > 3 and not KNOWN.search(word) and list(word) != sorted(word))
+
+
+def in_words(m):
+    return m[0] if KNOWN.search(m[0]) else f'"{m[1]}"'
+
+
+def unit(m):
+    """square meters, m^2 -> m^2; miles per hour -> mi/hr; unknown words stay."""
+    text = re.sub(r"\b(?:square|sq\.?) (\w+)", r"\1^2", re.sub(r"\bcubic (\w+)", r"\1^3", m[1].lower()))
+    text = re.sub(r"\s*\bper\b\s*", "/", text.strip(" ."))
+    return '"' + re.sub(r"[a-z]+", lambda w: UNITS.get(w[0], UNITS.get(w[0].rstrip("s"), w[0])), text) + '"'
+
+
+def without_commas(m):
+    return re.sub(r"[, ]", "", m[0])
 
 
 REWRITES = [(re.compile(pattern), new) for pattern, new in (
@@ -177,23 +191,22 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d/])", without_commas),
     (r"(?<!\\)\\[,;:!> ]|~", " "), (r"\\\$", r"\\text{dollar}"), (r"\$|(?<!\\)\\[()[\]]", " "),
     (r"\b(?:np|math)\.(?=[a-z])", ""), (r"(?<=\d)\s*[xX]\s*(?=10\s*(?:\^|\*\*))", "*"), (r"\*\*", "^"),
-    (r"\\([a-zA-Z]+)\*? ?", lambda m: COMMANDS.get(m[1], f"\\{m[1]} ")),
+    (r"\\([a-zA-Z]+)\*? ?", lambda m: COMMANDS.get(m[1], f"\\{m[1]} ")),              # a space ends a command
     (r"\\text \s*\{([^{}]*)\}", quoted),
     (r"\\begin\s*\{(?:[pb]?matrix|array\}\s*\{[^{}]*)\}", r"\\matrix "), (r"\\end\s*\{\w*\}", r"\\end "),
-    (r"\\mathbb (?:R|\{R\})", r"\\R "), (r"(?<!\\)\bin\b(?=\s*[\[({\\])", r"\\in "), (r"(?<=[\])}])\s*[uU]\s*(?=[\[({\\])", r"\\cup "),
-    (r"^\s*([^\W\d_][^\W\d_]{2,}(?: [^\W\d_'-]+)*|[nN]o|[^\W\d_]+(?: [^\W\d_'-]{3,})+)[\s.]*$",
-     lambda m: m[0] if KNOWN.search(m[0]) else f'"{m[1]}"'),                          # an answer in words
+    (r"\\mathbb (?:R|\{R\})", r"\\R "), (r"(?<!\\)\bin\b(?=\s*[\[({\\])", r"\\in "),
+    (r"(?<=[\])}])\s*[uU]\s*(?=[\[({\\])", r"\\cup "),
+    (r"^\s*([^\W\d_]{3,}(?: [^\W\d_'-]+)*|[nN]o|[^\W\d_]+(?: [^\W\d_'-]{3,})+)[\s.]*$", in_words),
     (r'"[^"]*"|\\[a-zA-Z]+|_\s?\{[^{}]*\}|[a-zA-Z]{2,}(?: [a-zA-Z]{2,})*', words),
     (r"\\?%", ' "%" '), (r"==", "="), (r"\\not\s*=|=/=", "!="),
     (r"(?:\^\s*)?(?:\{\s*°\s*\}|°)(?:\s*\"?([CFK])\"?(?!\w))?", r' "°\1" '),
-    (r"\^\s*(?:\{((?:' ?)+)\}|('))", r"\1\2"),
-    (r"(?<=\d)\s?(?:\^\s?)?\{?\s?\"?(?:st|nd|rd|th|s t|n d|r d|t h) ?\"?\s?\}?(?![a-z])", ""),
+    (r"\^\s*(?:\{((?:' ?)+)\}|('))", r"\1\2"),                                        # y^{\prime}
+    (r"(?<=\d)\s?(?:\^\s?)?\{?\s?\"?(?:st|nd|rd|th) ?\"?\s?\}?(?![a-z])", ""),        # 12^{th}
     (r'(?<=")\s*/\s*(?:\{\s*)?([a-z]{1,3})(?![a-z(])(?:\s*\})?', r'/"\1"'),
-    (r'"\s*\^\s*(?:\{\s*(\d)\s*\}|(\d))', r'^\1\2"'), (r'"\s*/\s*"', "/"), (r'"\s+"', " "),
-    (r'("(?:dollar|euro|pound)")\s*(-?[\d.,]*\d)', r"\2 \1"), (r'^\s*"[^"]*"\s*[=:]', ""),
-    (r"\\p?mod \s*\{?(\w+)\}?", r' "mod \1" '),
-    (r"\{([^{}]*)\\over ([^{}]*)\}", r"\\frac{\1}{\2}"), (r"\\(frac|binom)\s*(\d)", r"\\\1{\2}"),
-    (r"(\\(?:frac|binom)\s*\{[^{}]*\})\s*(\d)", r"\1{\2}"),
+    (r'"\s*\^\s*(?:\{\s*(\d)\s*\}|(\d))', r'^\1\2"'), (r'"\s*/\s*"', "/"), (r'"\s+"', " "), (r'"([^"]*)"', unit),
+    (r'("(?:dollar|euro|lb)")\s*(-?[\d.,]*\d)', r"\2 \1"), (r'^\s*"[^"]*"\s*[=:]', ""),
+    (r"\\p?mod \s*\{?(\w+)\}?", r' "mod \1" '), (r"\{([^{}]*)\\over ([^{}]*)\}", r"\\frac{\1}{\2}"),
+    (r"\\(frac|binom)\s*(\d)", r"\\\1{\2}"), (r"(\\(?:frac|binom)\s*\{[^{}]*\})\s*(\d)", r"\1{\2}"),
     (r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot) \s*\{?\s?(\d+)\s?\}?|\((\d+)\)\s*$)", repeating),
     (r"(?<![\d.^_])(\d+)(?:\s*\\frac\s*\{(\d+)\}\s*\{(\d+)\}|\s(\d+)\s?/\s?(\d+))", mixed),
     (r"\\(overline|bar|vec|hat|dot|ddot|tilde) \s*(?:\{([A-Za-z0-9 ]+)\}|([A-Za-z]))", r"\2\3_{\1}"),
@@ -206,15 +219,23 @@ def plain(text):
     """One spelling of many: LaTeX for Unicode, no sizes and spaces, text in double quotes, no full stop."""
     if len(text) > 4 * MOST_CHARS:
         return text
-    text = re.sub("[⁰¹²³⁴-⁹⁺⁻ⁿ]+", lambda m: "^{%s}" % unicodedata.normalize("NFKC", m[0]), text)
-    text = re.sub("[₀-₉]+", lambda m: "_{%s}" % unicodedata.normalize("NFKC", m[0]), text)
-    text = re.sub("[¼-¾⅐-⅞]", lambda m: " \\frac{%s}{%s}" % tuple(unicodedata.normalize("NFKC", m[0]).split("⁄")), text)
+
+    def folded(m):
+        return unicodedata.normalize("NFKC", m[0])
+    text = re.sub("[⁰¹²³⁴-⁹⁺⁻ⁿ]+", lambda m: "^{%s}" % folded(m), text)
+    text = re.sub("[₀-₉]+", lambda m: "_{%s}" % folded(m), text)
+    text = re.sub("[¼-¾⅐-⅞]", lambda m: " \\frac{%s}{%s}" % tuple(folded(m).split("⁄")), text)
     text = unicodedata.normalize("NFKC", text.translate(CHARACTERS)).translate(CHARACTERS)
-    text = re.sub("[Α-Ωα-ω]", lambda m: "\\%s " % unicodedata.name(m[0]).split()[-1].replace("LAMDA", "LAMBDA").lower(), text)
+    text = re.sub("[Α-Ωα-ω]", greek, text)
     text = "".join(c for c in text if c.isspace() or unicodedata.category(c)[0] != "C")
     for pattern, new in REWRITES:
         text = pattern.sub(new, text)
     return text.strip(" *").rstrip(".,: ")
+
+
+def greek(m):
+    _, case, *_, name = unicodedata.name(m[0]).replace("LAMDA", "LAMBDA").split()
+    return f"\\{name.lower() if case == 'SMALL' else name.capitalize()} "
 
 
 def spelling(text):
@@ -252,46 +273,47 @@ def combine(f, *values):
     demand(all(isinstance(v, Value) for v in values))
     n, units = max(len(v.points) for v in values), {v.unit for v in values} - {""}
     demand(len(units) < 2)
-    points = tuple(f(*(v.points[i % len(v.points)] for v in values)) for i in range(n))
+    points = tuple(checked(f(*(v.points[i % len(v.points)] for v in values))) for i in range(n))
     return Value(points, frozenset().union(*(v.letters for v in values)), "".join(units))
 
 
-def exact(*numbers):
-    return all(isinstance(x, Fraction) for x in numbers)
-
-
-def floating(x):
-    return mp.mpf(x.numerator) / x.denominator if exact(x) else x
-
-
 def checked(x):
-    """A number to go on with: a long fraction becomes a float; what is not finite is no number."""
-    if exact(x):
-        return x if x.numerator.bit_length() + x.denominator.bit_length() <= MOST_BITS else floating(x)
-    demand(mp.isfinite(x))
-    return x
+    """A number to go on with: a long fraction becomes a float."""
+    if exact(x) and x.numerator.bit_length() + x.denominator.bit_length() <= MOST_BITS:
+        return x
+    x = mp.convert(x)
+    demand(not mp.isnan(x))
+    return x if x.imag else x.real
+
+
+def exact(x):
+    return isinstance(x, Fraction)
+
+
+def whole(x):
+    return exact(x) and x.denominator == 1
+
+
+def real(*numbers):
+    return not any(isinstance(x, mp.mpc) for x in numbers)
 
 
 def plus(x, y):
-    if exact(x, y):
-        return checked(x + y)
-    x, y = floating(x), floating(y)
-    total, most = checked(x + y), max(abs(x), abs(y))
-    demand(not x or not y or min(abs(x), abs(y)) > most * 1e-25)        # else rounding would swallow one
+    total = checked(x + y)
+    if exact(total):
+        return total
+    less, most = sorted(mp.convert(abs(z)) for z in (x, y))
+    demand(not less or less > most * 1e-25)             # else rounding would swallow it
     return total if abs(total) > most * SAME else Fraction(0)           # what rounding left of a zero
 
 
-def times(x, y):
-    return checked(x * y if exact(x, y) else floating(x) * floating(y))
+def minus(x, y):
+    return plus(x, -y)
 
 
 def over(x, y):
     demand(y)
-    return checked(x / y if exact(x, y) else floating(x) / floating(y))
-
-
-def minus(x):
-    return -x
+    return x / y if exact(y) else mp.convert(x) / y
 
 
 def power(x, y):
@@ -299,63 +321,72 @@ def power(x, y):
     if not x:
         demand(exact(y) and y > 0)
         return Fraction(0)
-    whole = exact(y) and y.denominator == 1
-    if whole and exact(x) and abs(y) * max(x.numerator.bit_length(), x.denominator.bit_length()) <= MOST_BITS:
+    if whole(y) and exact(x) and abs(y) * max(x.numerator.bit_length(), x.denominator.bit_length()) <= MOST_BITS:
         return x ** int(y)
-    x, sign = floating(x), 1
-    if exact(y) and y.denominator % 2 and not isinstance(x, mp.mpc) and x < 0:
+    x, sign = mp.convert(x), 1
+    if exact(y) and y.denominator % 2 and real(x) and x < 0:
         x, sign = -x, (-1) ** (y.numerator % 2)
-    size = floating(y) * mp.ln(x)
+    size = y * mp.ln(x)
     demand(abs(size) < 1e12)
-    return checked(sign * (x ** int(y) if whole else mp.sqrt(x) if y == Fraction(1, 2) else mp.exp(size)))
+    return sign * (x ** int(y) if whole(y) else mp.sqrt(x) if y == Fraction(1, 2) else mp.exp(size))
 
 
 def moderate(f):
-    """f of a float neither huge nor tiny, so that it takes no time; what rounding left of a zero is zero."""
+    """f of a number neither huge nor tiny, so that it takes no time; what rounding left of a zero is zero."""
     def of(x):
-        x = floating(x)
-        demand(not x or 1e-30 < abs(x) < 1e12)
+        demand(not x or 1e-30 < abs(mp.convert(x)) < 1e12)
         y = checked(f(x))
-        return y if abs(y) > 1e-40 else Fraction(0)
+        return y if abs(mp.convert(y)) > 1e-40 else Fraction(0)
     return of
 
 
-def logarithm(x):
-    demand(x)
-    return mp.ln(x)
-
-
 def factorial(x):
-    if exact(x) and x.denominator == 1:
-        demand(x >= 0)
-        return checked(Fraction(math.factorial(int(x)))) if x <= 2000 else moderate(mp.factorial)(x)
+    if whole(x) and 0 <= x <= 2000:
+        return Fraction(math.factorial(int(x)))
+    demand(not real(x) or x > 0 or x != math.floor(x))
     return moderate(mp.factorial)(x)
 
 
 def choose(n, k):
-    return over(factorial(n), times(factorial(k), factorial(plus(n, -k))))
+    return over(factorial(n), checked(factorial(k)) * checked(factorial(minus(n, k))))
 
 
-def rounded(f):
+def rounding(f):
     def of(x):
-        demand(exact(x) or not isinstance(x, mp.mpc) and abs(x) < 1e25)
+        demand(real(x) and abs(x) < 10 ** 25)
         return Fraction(int(f(x)))
     return of
 
 
-SIN, COS, LN = map(moderate, (mp.sin, mp.cos, logarithm))
-MEANING = dict(
+SIN, COS, LN = map(moderate, (mp.sin, mp.cos, mp.ln))
+MEANING = {f.__name__: moderate(f) for f in (mp.sinh, mp.cosh, mp.tanh)} | dict(
     sin=SIN, cos=COS, tan=lambda x: over(SIN(x), COS(x)), cot=lambda x: over(COS(x), SIN(x)), ln=LN,
-    sec=lambda x: over(Fraction(1), COS(x)), csc=lambda x: over(Fraction(1), SIN(x)), arcsin=moderate(mp.asin),
-    arccos=moderate(mp.acos), arctan=moderate(mp.atan), sinh=moderate(mp.sinh), cosh=moderate(mp.cosh),
-    tanh=moderate(mp.tanh), exp=lambda x: power(+mp.e, x), log=lambda x: over(LN(x), mp.ln(10)),
-    lg=lambda x: over(LN(x), mp.ln(10)))
+    sec=lambda x: over(1, COS(x)), csc=lambda x: over(1, SIN(x)), log=lambda x: LN(x) / mp.ln(10),
+    lg=lambda x: LN(x) / mp.ln(10), exp=lambda x: power(+mp.e, x), arcsin=moderate(mp.asin),
+    arccos=moderate(mp.acos), arctan=moderate(mp.atan))
 CONSTANTS = {"e": Value((+mp.e,)), "pi": Value((+mp.pi,)), "i": Value((mp.mpc(0, 1),))}
 for x in (.3, 30.5, 1e9):                               # fills mpmath's tables before there are threads
     mp.factorial(x), mp.sin(1e12 * x), mp.ln(x)
 
 
-# --- sets of reals, and the other things an answer can be ----------------------------------------------------
+def number(token):
+    """An exact fraction; slack for a decimal of 13 digits and more, and for what floats leave in the 16th."""
+    digits, _, exponent = token.lower().partition("e")
+    part, count = digits.partition(".")[2], len(digits.replace(".", "").lstrip("0"))
+    ten = Fraction(10) ** int(exponent or 0)
+    x, last = Fraction(digits.rstrip(".")) * ten, ten / 10 ** len(part)
+    noise = x * Fraction(2, 10 ** 15) if count >= 16 else 0
+    return Value((x,), slack=max(last, noise) if part and count >= 13 else Fraction(0))
+
+
+def close(x, y):
+    if exact(x) and exact(y):
+        return x == y
+    x, y = mp.convert(x), mp.convert(y)
+    return x == y or abs(x - y) <= SAME * max(abs(x), abs(y)) < math.inf
+
+
+# --- groups, relations, sets of reals ------------------------------------------------------------------------
 class Group(NamedTuple):
     kind: str                                           # "," "{}" "()" "[)" … ":" "clock" "2 x 2 matrix"
     items: tuple
@@ -368,8 +399,8 @@ class Relation(NamedTuple):
 
 
 class Reals(NamedTuple):
-    points: tuple
-    member: object                                      # of a float: is it in?
+    points: tuple                                       # where membership may change
+    member: object                                      # of a number: is it in?
     letters: frozenset = frozenset()                    # of the inequality that said so
 
 
@@ -391,13 +422,12 @@ def as_reals(x):
     if isinstance(x, Relation):
         return merge(all, *(half_line(*part) for part in x.parts))
     if isinstance(x, Group):
-        ends = [floating(v.points[0]) for v in x.items if isinstance(v, Value) and not v.letters and not v.unit]
-        real = len(ends) == len(x.items) and not any(isinstance(end, mp.mpc) for end in ends)
+        ends = [mp.convert(v.points[0]) for v in x.items if isinstance(v, Value) and not v.letters and not v.unit]
+        plain_ends = len(ends) == len(x.items) and real(*ends)
         if x.kind in ("()", "(]", "[)", "[]"):
-            return interval(*ends, x.kind) if real and len(ends) == 2 else None
+            return interval(*ends, x.kind) if plain_ends and len(ends) == 2 else None
         if x.kind in (",", "{}"):
-            sets = [interval(end, end, "[]") for end in ends] if real else [as_reals(item) for item in x.items]
-            return merge(any, *sets)
+            return merge(any, *([interval(t, t, "[]") for t in ends] if plain_ends else map(as_reals, x.items)))
     return x if isinstance(x, Reals) else None
 
 
@@ -407,24 +437,19 @@ def half_line(op, left, right):
         return None
     if math.inf in (abs(left.points[0]), abs(right.points[0])):
         return Reals((), lambda t: True)
-    d = combine(lambda x, y: plus(x, -y), left, right)
-    if len(d.letters) != 1 or any(isinstance(x, mp.mpc) for x in d.points):
+    d = combine(minus, left, right)
+    if len(d.letters) != 1 or not real(*d.points):
         return None
     at = letter(*d.letters).points
-    slope = over(plus(d.points[1], -d.points[0]), at[1] - at[0])
-    if not slope or not all(close(over(plus(d.points[i], -d.points[0]), at[i] - at[0]), slope) for i in (2, 3, 4)):
+    slopes = [over(minus(y, d.points[0]), x - at[0]) for x, y in zip(at[1:], d.points[1:])]
+    if not slopes[0] or not all(close(s, slopes[0]) for s in slopes):
         return None
-    root, closed = floating(plus(at[0], -over(d.points[0], slope))), op in ("<=", ">=")
+    root, closed = mp.convert(minus(at[0], d.points[0] / slopes[0])), "=" in op
     below = interval(-mp.inf, root, "(]" if closed else "()", d.letters)
     above = interval(root, mp.inf, "[)" if closed else "()", d.letters)
-    return merge(any, below, above) if op == "!=" else below if (op[0] == "<") == (slope > 0) else above
-
-
-def close(x, y):
-    if exact(x, y):
-        return x == y
-    x, y = floating(x), floating(y)
-    return x == y or abs(x - y) <= SAME * max(abs(x), abs(y)) < mp.inf
+    if op == "!=":
+        return merge(lambda two: not all(two), interval(-mp.inf, root, "(]", d.letters), interval(root, mp.inf, "[)"))
+    return below if (op[0] == "<") == (slopes[0] > 0) else above
 
 
 # --- the parser ------------------------------------------------------------------------------------------------
@@ -542,7 +567,7 @@ class Parser:
             sign = self.take("+", "-", "\\pm", "\\mp")
             term = self.product()
             if sign == "-" or sign == "\\pm" and self.sign < 0 or sign == "\\mp" and self.sign > 0:
-                term = combine(minus, term)
+                term = combine(operator.neg, term)
             total = term if total is None else combine(plus, total, term)
         return total
 
@@ -552,11 +577,11 @@ class Parser:
         while self.next not in ENDS and not (self.bars and self.next == "|"):
             if argument and (self.next in "*/" or self.next[1:] in FUNCTIONS):
                 break
-            f = over if self.take("/") else times
+            f = over if self.take("/") else operator.mul
             demand(f is over or self.take("*") or not self.next[0].isdigit())
             factor = self.factor()
-            if isinstance(factor, Group) and "matrix" in factor.kind and f is times:
-                total = Group(factor.kind, tuple(combine(times, total, x) for x in factor.items))
+            if isinstance(factor, Group) and "matrix" in factor.kind and f is operator.mul:
+                total = Group(factor.kind, tuple(combine(operator.mul, total, x) for x in factor.items))
             else:
                 demand(isinstance(total, Value) and isinstance(factor, Value) and not (total.unit and factor.unit))
                 total = combine(f, total, factor)
@@ -568,7 +593,7 @@ class Parser:
         while sign := self.take("-", "+"):
             negative ^= sign == "-"
         if negative:
-            return combine(minus, self.factor())
+            return combine(operator.neg, self.factor())
         value = self.primary()
         while True:
             if self.take("^"):
@@ -589,18 +614,16 @@ class Parser:
         if self.take("^"):
             value = combine(power, value, self.exponent())
         self.depth -= 1
-        return combine(minus, value) if negative else value
+        return combine(operator.neg, value) if negative else value
 
     def with_unit(self, value):
-        text = re.sub(r"\b(?:square|sq\.?) (\w+)", r"\1^2", self.next[1:-1].lower())
-        text = re.sub(r"\s*\bper\b\s*", "/", re.sub(r"\bcubic (\w+)", r"\1^3", text))
+        """5 "million dollar": words after a constant scale it or are its unit."""
+        unit = self.next[1:-1]
         self.at += 1
-        while text and (first := re.match(r"(\w+|%)\s*", text)) and (
-                scale := MULTIPLES.get(first[1], MULTIPLES.get(first[1].rstrip("s")))):
-            value, text = combine(times, value, Value((Fraction(scale),))), text[first.end():]
-        unit = re.sub(r"[a-z]+", lambda m: UNITS.get(m[0], UNITS.get(m[0].rstrip("s"), m[0])), text.strip(" ."))
-        demand(isinstance(value, Value) and not (unit and value.unit) and (not value.letters or unit in UNITS.values()))
-        demand(not re.search(r"\b(or|and|not|no|if|for|is|are|than|more|less|least|most|when|where|all|any)\b", unit))
+        while scale := MULTIPLES.get(unit.partition(" ")[0].rstrip("s")):
+            value, unit = combine(operator.mul, value, Value((Fraction(scale),))), unit.partition(" ")[2]
+        demand(isinstance(value, Value) and not (unit and value.unit) and not SAYS_MORE.search(unit))
+        demand(not value.letters or not unit or unit in UNITS.values())
         return value._replace(unit=value.unit or unit)
 
     def primary(self):
@@ -639,7 +662,7 @@ class Parser:
         elif opener == "\\{" or opener == "{" and several:
             value = Group("{}", value.items if several else (value,))
         elif opener[1:] in ("lfloor", "lceil"):
-            value = combine(rounded(math.floor if opener == "\\lfloor" else math.ceil), value)
+            value = combine(rounding(math.floor if opener == "\\lfloor" else math.ceil), value)
         elif several:
             value = Group("()" if opener == "\\langle" else opener + closer, value.items)
         else:
@@ -672,7 +695,7 @@ class Parser:
         x = self.primary() if self.next in ("(", "[", "{") else self.product(argument=True)
         demand(isinstance(x, Value) and x.unit in ("", "°"))
         if x.unit:
-            x = combine(lambda x: times(x, mp.pi / 180), x._replace(unit=""))
+            x = combine(lambda x: x * mp.pi / 180, x._replace(unit=""))
         y = combine(over, combine(LN, x), combine(LN, base)) if base else combine(MEANING[name], x)
         return combine(power, y, index) if index else y
 
@@ -688,14 +711,6 @@ class Parser:
         rows = [row for row in rows if row]
         demand(len({len(row) for row in rows}) == 1)
         return Group(f"{len(rows)} x {len(rows[0])} matrix", tuple(x for row in rows for x in row))
-
-
-def number(token):
-    """An exact fraction; slack for a decimal of 13 digits and more, and for what floats leave in the 16th."""
-    digits, _, exponent = token.lower().partition("e")
-    part, count = digits.partition(".")[2], len(digits.replace(".", "").lstrip("0"))
-    x, last = Fraction(digits.rstrip(".")) * Fraction(10) ** int(exponent or 0), Fraction(10) ** (int(exponent or 0) - len(part))
-    return Value((x,), slack=max(last, x * Fraction(2, 10 ** 15) * (count >= 16)) if part and count >= 13 else Fraction(0))
 
 
 # --- the comparison -------------------------------------------------------------------------------------------
@@ -718,7 +733,7 @@ def same(a, b, tol):
     if {a.kind, b.kind} <= {",", "{}"}:
         return same_items(a, b, tol)
     if ":" in (a.kind, b.kind) and {a.kind, b.kind} <= {":", "clock"} and len(a.items) == len(b.items) == 2:
-        return same(combine(times, a.items[0], b.items[1]), combine(times, a.items[1], b.items[0]), tol)
+        return same(combine(operator.mul, a.items[0], b.items[1]), combine(operator.mul, a.items[1], b.items[0]), tol)
     return a.kind == b.kind and len(a.items) == len(b.items) and all(map(same, a.items, b.items, [tol] * len(a.items)))
 
 
@@ -731,8 +746,8 @@ def same_value(a, b, tol):
         if i > 1 and any(isinstance(z, mp.mpc) and abs(z.imag) > SAME for z in (x, y)):
             continue                                    # outside the real domain, as ln x where x is negative
         if not close(x, y):
-            off = abs(floating(x) - floating(y))
-            if n > 1 or not off < math.inf or not (off < floating(max(a.slack, b.slack)) or off <= tol * abs(floating(y))):
+            off = abs(mp.convert(x) - mp.convert(y))
+            if n > 1 or not off < math.inf or not (off < mp.convert(max(a.slack, b.slack)) or off <= tol * abs(mp.convert(y))):
                 return False
     return True
 
@@ -758,7 +773,7 @@ def same_relation(a, b, tol):
         return same(a.value, b.value, tol)
     if not all(isinstance(x, Value) and abs(x.points[0]) < math.inf for r in (a, b) for part in r.parts for x in part[1:]):
         return False
-    a, rest = ([(op.replace(">", "<").replace("≈", "="), combine(lambda x, y: plus(x, -y), *(x, y)[::-1 if op[0] == ">" else 1]))
+    a, rest = ([(op.replace(">", "<").replace("≈", "="), combine(minus, *(x, y)[::-1 if op[0] == ">" else 1]))
                 for op, x, y in r.parts] for r in (a, b))
     for op, d in a:
         found = [i for i, (o, e) in enumerate(rest) if o == op and proportional(d, e, op in ("=", "!="))]
