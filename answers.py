@@ -83,7 +83,7 @@ def answers_equal(pred, gold, rel_tol=0.):
         return spelling(a) != ""
     if choice := re.fullmatch(r"\(?([A-J])\)?", b):
         return chosen(pred) == choice[1]
-    return say_the_same(a, b, rel_tol)
+    return means_the_same(a, b, rel_tol)
 
 
 def readable(gold):
@@ -452,44 +452,35 @@ def half_line(op, left, right):
     return below if (op[0] == "<") == (slopes[0] > 0) else above
 
 
-# --- the parser ------------------------------------------------------------------------------------------------
+# --- the parser ---------------------------------------------------------------------------------------------
 SUBSCRIPT = r"(?:\s?_\s?(?:\{[^{}]*\}|\\[a-zA-Z]+|\w))?"
-LETTER = rf"(?:[^\W\d_]|\\(?:{'|'.join(GREEK)}|{'|'.join(g.capitalize() for g in GREEK)}|hbar|ell|angle|triangle)(?![a-zA-Z])\s?)"
+COMMAND_LETTERS = "|".join([*GREEK, *map(str.capitalize, GREEK), "hbar", "ell", "angle", "triangle"])
+LETTER = rf"(?:[^\W\d_]|\\(?:{COMMAND_LETTERS})(?![a-zA-Z])\s?)"
 TOKEN = re.compile(rf"""\s*( "[^"]*" | (?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{{1,3}}(?!\d))?
-    | (?:[fghFGHP]|\\(?:[pP][hs]i)\s){SUBSCRIPT}(?:'*|\^\{{-1\}})\s?\(\s?\\?\w+\s?(?:,\s?\\?\w+\s?)*\)      # f(x)
+    | (?:[fghFGHP]|\\(?:[pP][hs]i)\s){SUBSCRIPT}(?:'*|\^\{{-1\}})\s?\(\s?\\?\w+\s?(?:,\s?\\?\w+\s?)*\)       # f(x)
     | [a-zA-Z]{SUBSCRIPT}'*\(\d+\) | {LETTER}{SUBSCRIPT}'* | \\[a-zA-Z]+ | \\. | <= | >= | != | \S )""", re.X)
 NAMES = re.compile(r"(?:\\frac|m?angle|triangle|Delta\w*|[A-Z](?:_\w+)?'*|[|:{}])+|\((?:[a-z]\w*,)+[a-z]\w*\)")
-OPENERS = {"(": ")", "[": "]", "\\{": "\\}", "\\langle": "\\rangle", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
+CLOSERS = {"(": ")]", "[": ")]", "{": "}", "\\{": ["\\}"], "\\langle": ["\\rangle"], "\\lfloor": ["\\rfloor"],
+           "\\lceil": ["\\rceil"]}
 RELATIONS = ("=", "≈", "<", ">", "<=", ">=", "!=", "\\in")
-ENDS = {"", ")", "]", "}", ",", ";", ":", "+", "-", "&", "\\\\", "\\end", "\\lor", "\\pm", "\\mp", "\\cup", "\\cap", "\\setminus",
-        *RELATIONS, *OPENERS.values()}
-
-
-def say_the_same(a, b, tol):
-    """Whether two texts can be read to their ends and mean the same."""
-    try:
-        return same(read(a), read(b), tol)
-    except Unreadable:
-        return False
+ENDS = {*RELATIONS, *") ] } , ; : + - & \\\\ \\end \\lor \\pm \\mp \\cup \\cap \\setminus".split(), "",
+        "\\}", "\\rangle", "\\rfloor", "\\rceil"}
 
 
 def read(text):
     """What a text says. With a plus-minus it says two things."""
     demand(len(text) <= MOST_CHARS)
     tokens = [re.sub(r"[\\{} \"]", "", t) if re.match(LETTER, t) else t for t in TOKEN.findall(text)]
-    answer = Parser(tokens, 1).answer()
-    if not {"\\pm", "\\mp"} & set(tokens):
-        return answer
-    one, other = (x.items if isinstance(x, Group) and x.kind in (",", "{}") else (x,)
-                  for x in (answer, Parser(tokens, -1).answer()))
-    return Group(",", one + tuple(x for x in other if not any(same(x, y, 0.) for y in one)))
+    answers = [Parser(tokens, sign).answer() for sign in ((1, -1) if {"\\pm", "\\mp"} & {*tokens} else (1,))]
+    one, *other = (x.items if isinstance(x, Group) and x.kind in (",", "{}") else (x,) for x in answers)
+    return Group(",", one + tuple(x for x in other[0] if x not in one)) if other else answers[0]
 
 
 class Parser:
     """Recursive descent: a method reads one kind of phrase and returns what it says."""
 
     def __init__(self, tokens, sign):
-        self.tokens, self.at, self.depth, self.bars, self.sign = [*tokens, "", "", ""], 0, 0, False, sign
+        self.tokens, self.at, self.depth, self.bars, self.sign = [*tokens, "", ""], 0, 0, False, sign
 
     @property
     def next(self):
@@ -527,24 +518,23 @@ class Parser:
         while op := self.take(*RELATIONS):
             starts, ops = starts + [self.at], ops + [op]
             sides.append(self.ratio())
-        if not ops:
+        name = ops and self.name(starts[0], starts[1] - 1)
+        if not ops or ops == ["≈"] and not name:
             return sides[0]
-        left = self.name(starts[0], starts[1] - 1)
         if "\\in" in ops:
-            demand(left and len(ops) == 1)
+            demand(name and len(ops) == 1)
             return sides[1]
         value = None
-        if left and set(ops) <= {"=", "≈"}:                             # of x = 1/3 ≈ 0.33 it is 1/3
+        if name and {*ops} <= {"=", "≈"}:                               # of x = 1/3 ≈ 0.33 it is 1/3
             value = sides[ops.index("≈", 1) if "≈" in ops[1:] else -1]
-        elif ops == ["="] and (left := self.name(starts[1], self.at)):
+        elif ops == ["="] and (name := self.name(starts[1], self.at)):
             value = sides[0]
-        elif ops == ["≈"]:
-            return sides[0]
-        return Relation(tuple(zip(ops, sides, sides[1:])), left if value is not None else "", value)
+        return Relation(tuple(zip(ops, sides, sides[1:])), name if value is not None else "", value)
 
     def name(self, start, end):
+        """The tokens from start on, if they only name something: x, f(x), AB/CD, (x, y); else ""."""
         text = "".join(self.tokens[start:end])
-        return text if NAMES.fullmatch(text) or end == start + 1 and text[:1].isalpha() else ""
+        return text if NAMES.fullmatch(text) or end == start + 1 and text[0].isalpha() else ""
 
     def ratio(self):
         start, items = self.at, [self.sets()]
@@ -566,51 +556,46 @@ class Parser:
         while total is None or self.next in ("+", "-", "\\pm", "\\mp"):
             sign = self.take("+", "-", "\\pm", "\\mp")
             term = self.product()
-            if sign == "-" or sign == "\\pm" and self.sign < 0 or sign == "\\mp" and self.sign > 0:
+            if sign == "-" or sign == ("\\mp" if self.sign > 0 else "\\pm"):
                 term = combine(operator.neg, term)
             total = term if total is None else combine(plus, total, term)
         return total
 
     def product(self, argument=False):
-        """Factors, a sign between them or none. argument: of a function without brackets, as in sin 2x cos x."""
+        """Factors, a sign between them or none. argument: of a function without brackets, sin 2x cos x."""
         total = self.factor()
-        while self.next not in ENDS and not (self.bars and self.next == "|"):
-            if argument and (self.next in "*/" or self.next[1:] in FUNCTIONS):
-                break
+        while self.next not in ENDS and not (self.bars and self.next == "|") and not (
+                argument and (self.next in "*/" or self.next[1:] in FUNCTIONS)):
             f = over if self.take("/") else operator.mul
             demand(f is over or self.take("*") or not self.next[0].isdigit())
             factor = self.factor()
-            if isinstance(factor, Group) and "matrix" in factor.kind and f is operator.mul:
+            if isinstance(factor, Group) and "matrix" in factor.kind:
                 total = Group(factor.kind, tuple(combine(operator.mul, total, x) for x in factor.items))
+                demand(f is operator.mul)
             else:
-                demand(isinstance(total, Value) and isinstance(factor, Value) and not (total.unit and factor.unit))
+                demand(not (isinstance(total, Value) and total.unit and factor.unit))
                 total = combine(f, total, factor)
         return total
 
     def factor(self):
         """-x, x^y, n!, 5 "cm" """
-        negative = False
+        minuses = 0
         while sign := self.take("-", "+"):
-            negative ^= sign == "-"
-        if negative:
-            return combine(operator.neg, self.factor())
+            minuses += sign == "-"
         value = self.primary()
-        while True:
+        while self.next and self.next[0] in '^!"':
             if self.take("^"):
                 value = combine(power, value, self.exponent())
             elif self.take("!"):
                 demand(self.next != "!")
                 value = combine(factorial, value)
-            elif self.next[:1] == '"':
-                value = self.with_unit(value)
             else:
-                return value
+                value = self.with_unit(value)
+        return combine(operator.neg, value) if minuses % 2 else value
 
     def exponent(self):
         self.depth += 1
-        demand(self.depth <= MOST_DEPTH)
-        negative = self.take("-")
-        value = self.primary()
+        negative, value = self.take("-"), self.primary()
         if self.take("^"):
             value = combine(power, value, self.exponent())
         self.depth -= 1
@@ -618,8 +603,7 @@ class Parser:
 
     def with_unit(self, value):
         """5 "million dollar": words after a constant scale it or are its unit."""
-        unit = self.next[1:-1]
-        self.at += 1
+        unit = self.take(self.next)[1:-1]
         while scale := MULTIPLES.get(unit.partition(" ")[0].rstrip("s")):
             value, unit = combine(operator.mul, value, Value((Fraction(scale),))), unit.partition(" ")[2]
         demand(isinstance(value, Value) and not (unit and value.unit) and not SAYS_MORE.search(unit))
@@ -627,16 +611,15 @@ class Parser:
         return value._replace(unit=value.unit or unit)
 
     def primary(self):
-        self.depth, token = self.depth + 1, self.next
+        self.depth, token = self.depth + 1, self.take(self.next)
         demand(token and self.depth <= MOST_DEPTH)
-        self.at += 1
-        if token[0].isdigit() or token[0] == "." and len(token) > 1:
+        if token[-1].isdigit() and token[0] in ".0123456789" or token[:-1].isdigit() and token[-1] == ".":
             value = number(token)
         elif token == "|":
             bars, self.bars = self.bars, True
             value, self.bars = combine(abs, self.sum()), bars
             demand(self.take("|"))
-        elif token in OPENERS or token == "{":
+        elif token in CLOSERS:
             value = self.bracket(token)
         elif token[0] == "\\":
             value = self.command(token[1:])
@@ -647,13 +630,13 @@ class Parser:
         return value
 
     def bracket(self, opener):
-        bars, self.bars = self.bars, False
         if opener == "\\{" and self.take("\\}"):
             return Group("{}", ())
         builder = opener == "\\{" and self.tokens[self.at + 1] in ("|", ":")            # {x | x > 3}
         self.at += 2 * builder
+        bars, self.bars = self.bars, False
         value, self.bars = self.list(), bars
-        closer = self.take(*(")]" if opener in "([" else OPENERS.get(opener, "}")))  if len(opener) == 1 else self.take(OPENERS[opener])
+        closer = self.take(*CLOSERS[opener])
         demand(closer)
         several = isinstance(value, Group) and value.kind == ","
         if builder:
@@ -661,12 +644,13 @@ class Parser:
             demand(value)
         elif opener == "\\{" or opener == "{" and several:
             value = Group("{}", value.items if several else (value,))
-        elif opener[1:] in ("lfloor", "lceil"):
+        elif opener in ("\\lfloor", "\\lceil"):
             value = combine(rounding(math.floor if opener == "\\lfloor" else math.ceil), value)
         elif several:
             value = Group("()" if opener == "\\langle" else opener + closer, value.items)
         else:
-            demand(closer == OPENERS.get(opener, "}") and (opener == "{" or isinstance(value, (Value, Group))))
+            demand(opener + closer in ("()", "[]", "{}"))
+            demand(opener == "{" or isinstance(value, (Value, Group)))
         return value
 
     def command(self, name):
@@ -680,22 +664,19 @@ class Parser:
                 degree = self.sum()
                 demand(self.take("]"))
             return combine(lambda x, n: power(x, over(Fraction(1), n)), self.primary(), degree)
-        if name == "matrix":
-            return self.matrix()
-        demand(name in MEANING)
-        base = index = None
-        if self.take("_"):
-            demand(name == "log")
-            base = self.primary()
-        if self.take("^"):
-            index = self.exponent()
+        return self.matrix() if name == "matrix" else self.function(name)
+
+    def function(self, name):
+        """sin 2x, sin(x) y, sin^2 x, sin^{-1} x, log_2 x"""
+        demand(name in MEANING and (name == "log" or self.next != "_"))
+        base = self.primary() if self.take("_") else None
+        index = self.exponent() if self.take("^") else None
         if index and index.points == (-1,):
             name, index = "arc" + name, None
             demand(name in MEANING)
         x = self.primary() if self.next in ("(", "[", "{") else self.product(argument=True)
         demand(isinstance(x, Value) and x.unit in ("", "°"))
-        if x.unit:
-            x = combine(lambda x: x * mp.pi / 180, x._replace(unit=""))
+        x = combine(lambda x: x * mp.pi / 180, x._replace(unit="")) if x.unit else x
         y = combine(over, combine(LN, x), combine(LN, base)) if base else combine(MEANING[name], x)
         return combine(power, y, index) if index else y
 
@@ -713,7 +694,15 @@ class Parser:
         return Group(f"{len(rows)} x {len(rows[0])} matrix", tuple(x for row in rows for x in row))
 
 
-# --- the comparison -------------------------------------------------------------------------------------------
+# --- the comparison -----------------------------------------------------------------------------------------
+def means_the_same(a, b, tol):
+    """Whether two texts can be read to their ends and mean the same."""
+    try:
+        return same(read(a), read(b), tol)
+    except Unreadable:
+        return False
+
+
 def same(a, b, tol):
     """Whether two things that were read mean the same."""
     if isinstance(a, Value) and isinstance(b, Value):
@@ -729,12 +718,13 @@ def same(a, b, tol):
         return a is not None and b is not None and same(a, b, tol)
     if not isinstance(a, Group) or not isinstance(b, Group):            # {1} and 1
         one, other = (a, b) if isinstance(a, Group) else (b, a)
-        return isinstance(one, Group) and one.kind == "{}" and len(one.items) == 1 and same(one.items[0], other, tol)
+        return one.kind == "{}" and len(one.items) == 1 and same(one.items[0], other, tol)
     if {a.kind, b.kind} <= {",", "{}"}:
         return same_items(a, b, tol)
-    if ":" in (a.kind, b.kind) and {a.kind, b.kind} <= {":", "clock"} and len(a.items) == len(b.items) == 2:
-        return same(combine(operator.mul, a.items[0], b.items[1]), combine(operator.mul, a.items[1], b.items[0]), tol)
-    return a.kind == b.kind and len(a.items) == len(b.items) and all(map(same, a.items, b.items, [tol] * len(a.items)))
+    if {a.kind, b.kind} in ({":"}, {":", "clock"}) and len(a.items) == len(b.items) == 2:
+        return same(*(combine(operator.mul, x, y) for x, y in zip(a.items, b.items[::-1])), tol)
+    return a.kind == b.kind and len(a.items) == len(b.items) and all(
+        same(x, y, tol) for x, y in zip(a.items, b.items))
 
 
 def same_value(a, b, tol):
@@ -742,56 +732,54 @@ def same_value(a, b, tol):
         return False
     n = max(len(a.points), len(b.points))
     for i in range(n):
-        x, y = a.points[i % len(a.points)], b.points[i % len(b.points)]
-        if i > 1 and any(isinstance(z, mp.mpc) and abs(z.imag) > SAME for z in (x, y)):
+        x, y = (mp.convert(v.points[i]) if n == 1 else v.points[i % len(v.points)] for v in (a, b))
+        if i > 1 and any(not real(z) and abs(z.imag) > SAME for z in (x, y)):
             continue                                    # outside the real domain, as ln x where x is negative
-        if not close(x, y):
-            off = abs(mp.convert(x) - mp.convert(y))
-            if n > 1 or not off < math.inf or not (off < mp.convert(max(a.slack, b.slack)) or off <= tol * abs(mp.convert(y))):
+        if not close(a.points[i % len(a.points)], b.points[i % len(b.points)]):
+            slack = mp.convert(max(a.slack, b.slack)) if n == 1 else 0
+            if n > 1 or not (abs(x - y) < slack or abs(x - y) <= tol * abs(y) < math.inf):
                 return False
     return True
 
 
-def same_items(a, b, tol):
-    """Each item of one has its own in the other; sets may repeat theirs. Names count if there are several."""
-    if a.kind == b.kind == "{}":
-        return all(any(same(x, y, tol) for y in b.items) for x in a.items) and (
-            all(any(same(x, y, tol) for x in a.items) for y in b.items))
-    rest = list(b.items)
-    bare = all(len({x.name for x in items if isinstance(x, Relation)}) < 2 for items in (a.items, b.items))
-    for x in a.items:
-        found = [i for i, y in enumerate(rest) if (bare or type(x) is type(y)) and same(x, y, tol)]
+def paired(xs, ys, alike):
+    """Whether each of xs has a partner of its own in ys, and none is left over."""
+    rest = list(ys)
+    for x in xs:
+        found = [i for i, y in enumerate(rest) if alike(x, y)]
         if not found:
             return False
         rest.pop(found[0])
     return not rest
+
+
+def same_items(a, b, tol):
+    """Sets may repeat an item, lists may not. A bare value is not taken for one of several named ones."""
+    if a.kind == b.kind == "{}":
+        return all(any(same(x, y, tol) for y in q.items) for p, q in ((a, b), (b, a)) for x in p.items)
+    bare = all(len({x.name for x in group.items if isinstance(x, Relation)}) < 2 for group in (a, b))
+    return paired(a.items, b.items, lambda x, y: (bare or type(x) is type(y)) and same(x, y, tol))
 
 
 def same_relation(a, b, tol):
     """Named values, or the same equations and inequalities: left - right up to a (positive) factor."""
     if a.name and a.name == b.name:
         return same(a.value, b.value, tol)
-    if not all(isinstance(x, Value) and abs(x.points[0]) < math.inf for r in (a, b) for part in r.parts for x in part[1:]):
-        return False
-    a, rest = ([(op.replace(">", "<").replace("≈", "="), combine(minus, *(x, y)[::-1 if op[0] == ">" else 1]))
-                for op, x, y in r.parts] for r in (a, b))
-    for op, d in a:
-        found = [i for i, (o, e) in enumerate(rest) if o == op and proportional(d, e, op in ("=", "!="))]
-        if not found:
+
+    def alike(x, y):
+        (op, d), (other, e) = x, y
+        if op != other or d.letters != e.letters or not d.letters or not all(d.points + e.points):
             return False
-        rest.pop(found[0])
-    return not rest
-
-
-def proportional(a, b, any_sign):
-    if a.letters != b.letters or not a.letters or not all(a.points) or not all(b.points):
-        return False
-    factors = [over(x, y) for x, y in zip(a.points, b.points)]
-    return all(close(f, factors[0]) for f in factors) and (any_sign or not isinstance(factors[0], mp.mpc) and factors[0] > 0)
+        factors = [over(p, q) for p, q in zip(d.points, e.points)]
+        return all(close(f, factors[0]) for f in factors) and (
+            op in ("=", "!=") or real(factors[0]) and factors[0] > 0)
+    return paired(*([(op.replace(">", "<").replace("≈", "="),
+                      combine(minus, x, y) if op[0] != ">" else combine(minus, y, x)) for op, x, y in r.parts]
+                    for r in (a, b)), alike)
 
 
 def same_reals(a, b):
     """At all points, between them, and beyond: in both or in neither."""
-    ends = sorted(p for p in a.points + b.points if abs(p) < mp.inf) or [mp.mpf(0)]
+    ends = sorted(p for p in a.points + b.points if abs(p) < math.inf) or [mp.mpf(0)]
     between = [(p + q) / 2 for p, q in zip(ends, ends[1:]) if not close(p, q)]
     return all(bool(a.member(t)) == bool(b.member(t)) for t in (ends[0] - 1, *ends, *between, ends[-1] + 1))
