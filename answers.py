@@ -111,24 +111,24 @@ def table(text):
 
 
 CHARACTERS = str.maketrans(table(r"""- − – — ‐ ‑  * × · ⋅ ∙ •  / ÷ ∕ ⁄  <= ≤ ⩽ ≦  >= ≥ ⩾ ≧  ° º ˚  ' ′ ’ ‘
-    \sqrt √  \cbrt ∛  \infty ∞  \neq ≠  \cup ∪  \cap ∩  \setminus ∖  \in ∈  \emptyset ∅ ⌀  \pm ±  \mp ∓  \angle ∠
-    \ldots …  \lfloor ⌊  \rfloor ⌋  \lceil ⌈  \rceil ⌉  \langle ⟨  \rangle ⟩  \R ℝ  \Delta ∆  \text{euro} €
-    \text{pound} £  . 。  , ， 、"""))
-COMMANDS = table(r"""~ left right big Big bigg Bigg bigl bigr Bigl Bigr displaystyle textstyle limits boxed fbox
-    ␣ quad qquad  \frac dfrac tfrac cfrac  \binom dbinom tbinom  * cdot times ast  / div  <= le leq leqslant
-    >= ge geq geqslant  != ne neq  < lt  > gt  ≈ approx simeq  : colon  | mid vert lvert rvert  ° circ degree
+    \sqrt √  \cbrt ∛  \infty ∞  \neq ≠  \cup ∪  \cap ∩  \setminus ∖  \in ∈  \emptyset ∅ ⌀  \pm ±  \mp ∓
+    \ldots …  \lfloor ⌊  \rfloor ⌋  \lceil ⌈  \rceil ⌉  \langle ⟨  \rangle ⟩  \R ℝ  \Delta ∆  \angle ∠
+    \text{euro} €  \text{pound} £  . 。  , ， 、"""))
+COMMANDS = table(r"""~ left right big Big bigg Bigg bigl bigr Bigl Bigr displaystyle textstyle limits boxed
+    ~ fbox  ␣ quad qquad  \frac dfrac tfrac cfrac  \binom dbinom tbinom  * cdot times ast  / div
+    <= le leq leqslant  >= ge geq geqslant  != ne neq  < lt  > gt  ≈ approx simeq  : colon  , and  ' prime
     \text textbf textit textrm textnormal mbox hbox mathrm mathbf mathit mathsf boldsymbol bm operatorname rm
     \{ lbrace  \} rbrace  \infty infinity inf  \emptyset varnothing  \setminus backslash  \cup union  \lor or
-    , and  \arcsin asin  \arccos acos  \arctan atan  ' prime""")
+    | mid vert lvert rvert  ° circ degree  \arcsin asin  \arccos acos  \arctan atan""")
 UNITS = table("""cm centimeter centimetre  mm millimeter millimetre  in inch inche  km kilometer kilometre
-    m meter metre  ft foot feet  yd yard  mi mile  s sec second  min minute  hr hour  yr year  kg kilogram  g gram
-    lb pound  l liter litre  ° deg degree  dollar usd  cent ¢""")
+    m meter metre  ft foot feet  yd yard  mi mile  s sec second  min minute  hr hour  yr year  kg kilogram
+    g gram  lb pound  l liter litre  ° deg degree  dollar usd  cent ¢""")
 UNITS = {name: unit.strip() for name, unit in UNITS.items()}
 UNITS |= {u: u for u in [*UNITS.values(), *"mph day week month unit euro yuan".split()] if len(u) > 1}
 MULTIPLES = dict(hundred=100, thousand=1000, million=10 ** 6, billion=10 ** 9, trillion=10 ** 12, dozen=12)
 MULTIPLES |= dict.fromkeys(("%", "percent", "percentage", "pct"), Fraction(1, 100))
-GREEK = ("alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi pi rho "
-         "sigma tau upsilon phi varphi chi psi omega").split()
+GREEK = ("alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi pi "
+         "rho sigma tau upsilon phi varphi chi psi omega").split()
 FUNCTIONS = "arcsin arccos arctan sinh cosh tanh sin cos tan sec csc cot ln log lg exp sqrt cbrt".split()
 KNOWN = re.compile("|".join(["infinity", "inf", "union", "asin", "acos", "atan", *FUNCTIONS, *GREEK]))
 SAYS_MORE = re.compile(r"\b(or|and|not|no|if|for|is|are|than|more|less|least|most|when|where|all|any)\b")
@@ -158,9 +158,15 @@ def words(m):
     """Plain words: text if one of them is a unit or no product of letters, else known names and letters."""
     if m[0][0] in '"\\_':
         return m[0]
-    parts = (part.strip() for part in re.split(r"\b(and|or)\b", m[0]))
-    return " ".join(COMMANDS[part] if part in ("and", "or") else f' "{part}" ' if any(map(is_word, part.split()))
-                    else KNOWN.sub(lambda k: COMMANDS.get(k[0], f" \\{k[0]} "), part) for part in parts)
+    said = []
+    for part in map(str.strip, re.split(r"\b(and|or)\b", m[0])):
+        if part in ("and", "or"):
+            said.append(COMMANDS[part])
+        elif any(map(is_word, part.split())):
+            said.append(f' "{part}" ')
+        else:
+            said.append(KNOWN.sub(lambda k: COMMANDS.get(k[0], f" \\{k[0]} "), part))
+    return " ".join(said)
 
 
 def is_word(word):
@@ -186,7 +192,7 @@ def without_commas(m):
 
 REWRITES = [(re.compile(pattern), new) for pattern, new in (
     ('"', " "), (r"\\\\ ?\[[^]]*\]", r"\\\\ "),
-    (r"(?<=\d)\s?(?:\{\s?\\?,\s?\}|,\\!|\\,|\\ )\s?(?=\d{3}(?!\d))", ""),             # 14{,}916  10,\!080  1\,234
+    (r"(?<=\d)\s?(?:\{\s?\\?,\s?\}|,\\!|\\,|\\ )\s?(?=\d{3}(?!\d))", ""),        # 14{,}916  10,\!080  1\,234
     (r"(?<![\d.,(\[_^])(?<!\\\{)\d{1,3}(?:,\d{3})+(?![\d,)\]]|\\\})", without_commas),
     (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d/])", without_commas),
     (r"(?<!\\)\\[,;:!> ]|~", " "), (r"\\\$", r"\\text{dollar}"), (r"\$|(?<!\\)\\[()[\]]", " "),
@@ -203,7 +209,8 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"\^\s*(?:\{((?:' ?)+)\}|('))", r"\1\2"),                                        # y^{\prime}
     (r"(?<=\d)\s?(?:\^\s?)?\{?\s?\"?(?:st|nd|rd|th) ?\"?\s?\}?(?![a-z])", ""),        # 12^{th}
     (r'(?<=")\s*/\s*(?:\{\s*)?([a-z]{1,3})(?![a-z(])(?:\s*\})?', r'/"\1"'),
-    (r'"\s*\^\s*(?:\{\s*(\d)\s*\}|(\d))', r'^\1\2"'), (r'"\s*/\s*"', "/"), (r'"\s+"', " "), (r'"([^"]*)"', unit),
+    (r'"\s*\^\s*(?:\{\s*(\d)\s*\}|(\d))', r'^\1\2"'), (r'"\s*/\s*"', "/"), (r'"\s+"', " "),
+    (r'"([^"]*)"', unit),
     (r'("(?:dollar|euro|lb)")\s*(-?[\d.,]*\d)', r"\2 \1"), (r'^\s*"[^"]*"\s*[=:]', ""),
     (r"\\p?mod \s*\{?(\w+)\}?", r' "mod \1" '), (r"\{([^{}]*)\\over ([^{}]*)\}", r"\\frac{\1}{\2}"),
     (r"\\(frac|binom)\s*(\d)", r"\\\1{\2}"), (r"(\\(?:frac|binom)\s*\{[^{}]*\})\s*(\d)", r"\1{\2}"),
@@ -244,7 +251,7 @@ def spelling(text):
     return re.sub(r"(?<!\d) | (?!\d)", "", text)
 
 
-# --- values: what an expression is at five points ------------------------------------------------------------
+# --- values: what an expression is at five points -----------------------------------------------------------
 class Unreadable(ValueError):
     """Unknown words, text left over, a bound passed, no finite value: not an answer we can read."""
 
@@ -321,7 +328,8 @@ def power(x, y):
     if not x:
         demand(exact(y) and y > 0)
         return Fraction(0)
-    if whole(y) and exact(x) and abs(y) * max(x.numerator.bit_length(), x.denominator.bit_length()) <= MOST_BITS:
+    bits = max(x.numerator.bit_length(), x.denominator.bit_length()) if exact(x) else math.inf
+    if whole(y) and abs(y) * bits <= MOST_BITS:
         return x ** int(y)
     x, sign = mp.convert(x), 1
     if exact(y) and y.denominator % 2 and real(x) and x < 0:
@@ -386,7 +394,7 @@ def close(x, y):
     return x == y or abs(x - y) <= SAME * max(abs(x), abs(y)) < math.inf
 
 
-# --- groups, relations, sets of reals ------------------------------------------------------------------------
+# --- groups, relations, sets of reals -----------------------------------------------------------------------
 class Group(NamedTuple):
     kind: str                                           # "," "{}" "()" "[)" … ":" "clock" "2 x 2 matrix"
     items: tuple
@@ -422,12 +430,14 @@ def as_reals(x):
     if isinstance(x, Relation):
         return merge(all, *(half_line(*part) for part in x.parts))
     if isinstance(x, Group):
-        ends = [mp.convert(v.points[0]) for v in x.items if isinstance(v, Value) and not v.letters and not v.unit]
+        numbers = [v for v in x.items if isinstance(v, Value) and not v.letters and not v.unit]
+        ends = [mp.convert(v.points[0]) for v in numbers]
         plain_ends = len(ends) == len(x.items) and real(*ends)
         if x.kind in ("()", "(]", "[)", "[]"):
             return interval(*ends, x.kind) if plain_ends and len(ends) == 2 else None
         if x.kind in (",", "{}"):
-            return merge(any, *([interval(t, t, "[]") for t in ends] if plain_ends else map(as_reals, x.items)))
+            sets = [interval(t, t, "[]") for t in ends] if plain_ends else map(as_reals, x.items)
+            return merge(any, *sets)
     return x if isinstance(x, Reals) else None
 
 
@@ -444,11 +454,11 @@ def half_line(op, left, right):
     slopes = [over(minus(y, d.points[0]), x - at[0]) for x, y in zip(at[1:], d.points[1:])]
     if not slopes[0] or not all(close(s, slopes[0]) for s in slopes):
         return None
-    root, closed = mp.convert(minus(at[0], d.points[0] / slopes[0])), "=" in op
+    root, closed = mp.convert(minus(at[0], over(d.points[0], slopes[0]))), op in ("<=", ">=")
     below = interval(-mp.inf, root, "(]" if closed else "()", d.letters)
     above = interval(root, mp.inf, "[)" if closed else "()", d.letters)
     if op == "!=":
-        return merge(lambda two: not all(two), interval(-mp.inf, root, "(]", d.letters), interval(root, mp.inf, "[)"))
+        return merge(any, below, above)
     return below if (op[0] == "<") == (slopes[0] > 0) else above
 
 
@@ -457,9 +467,10 @@ SUBSCRIPT = r"(?:\s?_\s?(?:\{[^{}]*\}|\\[a-zA-Z]+|\w))?"
 COMMAND_LETTERS = "|".join([*GREEK, *map(str.capitalize, GREEK), "hbar", "ell", "angle", "triangle"])
 LETTER = rf"(?:[^\W\d_]|\\(?:{COMMAND_LETTERS})(?![a-zA-Z])\s?)"
 TOKEN = re.compile(rf"""\s*( "[^"]*" | (?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{{1,3}}(?!\d))?
-    | (?:[fghFGHP]|\\(?:[pP][hs]i)\s){SUBSCRIPT}(?:'*|\^\{{-1\}})\s?\(\s?\\?\w+\s?(?:,\s?\\?\w+\s?)*\)       # f(x)
+    | (?:[fghFGHP]|\\(?:[pP][hs]i)\s){SUBSCRIPT}(?:'*|\^\{{-1\}})\s?\(\s?\\?\w+\s?(?:,\s?\\?\w+\s?)*\)
     | [a-zA-Z]{SUBSCRIPT}'*\(\d+\) | {LETTER}{SUBSCRIPT}'* | \\[a-zA-Z]+ | \\. | <= | >= | != | \S )""", re.X)
-NAMES = re.compile(r"(?:\\frac|m?angle|triangle|Delta\w*|[A-Z](?:_\w+)?'*|[|:{}])+|\((?:[a-z]\w*,)+[a-z]\w*\)")
+NAMES = re.compile(r"(?:\\frac|m?angle|triangle|Delta\w*|[A-Z](?:_\w+)?'*|[|:{}])+"
+                   r"|\((?:[a-z]\w*,)+[a-z]\w*\)")
 CLOSERS = {"(": ")]", "[": ")]", "{": "}", "\\{": ["\\}"], "\\langle": ["\\rangle"], "\\lfloor": ["\\rfloor"],
            "\\lceil": ["\\rceil"]}
 RELATIONS = ("=", "≈", "<", ">", "<=", ">=", "!=", "\\in")
