@@ -121,7 +121,7 @@ COMMANDS = table(r"""~ left right big Big bigg Bigg bigl bigr Bigl Bigr displays
     \{ lbrace  \} rbrace  \infty infinity inf  \emptyset varnothing  \setminus backslash  \cup union  \lor or
     | mid vert lvert rvert  ° circ degree  \arcsin asin  \arccos acos  \arctan atan""")
 UNITS = table("""cm centimeter centimetre  mm millimeter millimetre  in inch inche  km kilometer kilometre
-    m meter metre  ft foot feet  yd yard  mi mile  s sec second  min minute  hr hour  yr year  kg kilogram
+    m meter metre  ft foot feet  yd yard  mi mile  s sec second  min minute  hr h hour  yr year  kg kilogram
     g gram  lb pound  l liter litre  ° deg degree  dollar usd  cent ¢""")
 UNITS = {name: unit.strip() for name, unit in UNITS.items()}
 UNITS |= {u: u for u in [*UNITS.values(), *"mph day week month unit euro yuan".split()] if len(u) > 1}
@@ -151,7 +151,7 @@ def quoted(m):
     """What \\text{…} holds: bare if it is no word (13, C, 2/3), else in double quotes."""
     text = m[1].strip()
     word = re.search(r"[^\W\d_]{2}", text) or re.match(r" \w/?", m[1])
-    return f' "{text}" ' if word and text not in ("and", "or", *FUNCTIONS) else f" {text} "
+    return f' "{text}" ' if word and not text[:1].isdigit() and text not in ("and", "or", *FUNCTIONS) else f" {text} "
 
 
 def words(m):
@@ -200,7 +200,8 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"\\([a-zA-Z]+)\*? ?", lambda m: COMMANDS.get(m[1], f"\\{m[1]} ")),              # a space ends a command
     (r"\\text \s*\{([^{}]*)\}", quoted),
     (r"\\begin\s*\{(?:[pb]?matrix|array\}\s*\{[^{}]*)\}", r"\\matrix "), (r"\\end\s*\{\w*\}", r"\\end "),
-    (r"\\mathbb (?:R|\{R\})", r"\\R "), (r"(?<!\\)\bin\b(?=\s*[\[({\\])", r"\\in "),
+    (r"\\mathbb (?:R|\{R\})", r"\\R "), (r"\\in \\R (?=\s*[|:])", ""), (r"\\frac\s*\{\s*d\s*\}", r"\\derivative "),
+    (r"(?<!\\)\bin\b(?=\s*[\[({\\])", r"\\in "),
     (r"(?<=[\])}])\s*[uU]\s*(?=[\[({\\])", r"\\cup "),
     (r"^\s*([^\W\d_]{3,}(?: [^\W\d_'-]+)*|[nN]o|[^\W\d_]+(?: [^\W\d_'-]{3,})+)[\s.]*$", in_words),
     (r'"[^"]*"|\\[a-zA-Z]+|_\s?\{[^{}]*\}|[a-zA-Z]{2,}(?: [a-zA-Z]{2,})*', words),
@@ -290,7 +291,7 @@ def checked(x):
         return x
     x = mp.convert(x)
     demand(not mp.isnan(x))
-    return x if x.imag else x.real
+    return x
 
 
 def exact(x):
@@ -351,7 +352,7 @@ def moderate(f):
 def factorial(x):
     if whole(x) and 0 <= x <= 2000:
         return Fraction(math.factorial(int(x)))
-    demand(not real(x) or x > 0 or x != math.floor(x))
+    demand(real(x) and (x > 0 or x != mp.floor(x)))
     return moderate(mp.factorial)(x)
 
 
@@ -384,7 +385,7 @@ def number(token):
     ten = Fraction(10) ** int(exponent or 0)
     x, last = Fraction(digits.rstrip(".")) * ten, ten / 10 ** len(part)
     noise = x * Fraction(2, 10 ** 15) if count >= 16 else 0
-    return Value((x,), slack=max(last, noise) if part and count >= 13 else Fraction(0))
+    return Value((x,), slack=max(last, noise) if count >= 13 and last < 1 else Fraction(0))
 
 
 def close(x, y):
@@ -558,7 +559,8 @@ class Parser:
         left = self.sum()
         while op := self.take("\\cup", "\\cap", "\\setminus"):
             how = {"\\cup": any, "\\cap": all, "\\setminus": lambda two: next(two) and not next(two)}[op]
-            left = merge(how, as_reals(left), as_reals(self.sum()))
+            left = merge(how, *(as_reals(Group("{}", (x,)) if isinstance(x, Value) else x)
+                                for x in (left, self.sum())))
             demand(left)
         return left
 
@@ -594,7 +596,7 @@ class Parser:
         while sign := self.take("-", "+"):
             minuses += sign == "-"
         value = self.primary()
-        while self.next and self.next[0] in '^!"':
+        while self.next in ("^", "!") or self.next[:1] == '"':
             if self.take("^"):
                 value = combine(power, value, self.exponent())
             elif self.take("!"):
@@ -744,7 +746,7 @@ def same_value(a, b, tol):
     n = max(len(a.points), len(b.points))
     for i in range(n):
         x, y = (mp.convert(v.points[i]) if n == 1 else v.points[i % len(v.points)] for v in (a, b))
-        if i > 1 and any(not real(z) and abs(z.imag) > SAME for z in (x, y)):
+        if i > 1 and not real(x, y):
             continue                                    # outside the real domain, as ln x where x is negative
         if not close(a.points[i % len(a.points)], b.points[i % len(b.points)]):
             slack = mp.convert(max(a.slack, b.slack)) if n == 1 else 0

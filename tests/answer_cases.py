@@ -131,6 +131,8 @@ EQUAL = {
         60 | 60 miles per hour
         60 mph | 60
         240\text{ ways} | 240
+        \text{12 apples} | 12
+        3 \text{ h} | 3 hours
         5000000 | 5 million
         3.5\text{ million} | 3500000
         1.5\text{ hours} | \frac{3}{2}\text{ hours}
@@ -172,6 +174,7 @@ EQUAL = {
         5\sqrt{3}/2 | \frac{5}{2}\sqrt{3}
         4^{1/3} | \sqrt[3]{4}
         2\sqrt{3} | 2 sqrt 3
+        2\sqrt{ab} | 2\sqrt{a}\sqrt{b}
         \sqrt[4]{2} | \sqrt{\sqrt{2}}""",
     "pi": r"""
         2\pi | 2pi
@@ -284,6 +287,7 @@ EQUAL = {
         \{1,2,3\} \cap \{2,3,4\} | \{2,3\}
         \{1,2,3\} \setminus \{2\} | \{1,3\}
         D, E | E, D
+        {1, 2} ∪ {3} | \{1,2,3\}
         \{1\} | \{1\}
         -1,0,1 | 0, \pm 1
         $\frac{1}{6} \pi, \frac{5}{6} \pi$ | 5\pi/6, \pi/6""",
@@ -338,6 +342,8 @@ EQUAL = {
         x>0 | (0,\infty)
         x\ne 3 | x \neq 3
         x\ne 3 | x≠3
+        x \neq 3 | (-\infty,3)\cup(3,\infty)
+        \{x\in\mathbb{R} : x > 2\} | (2,\infty)
         x > \frac12 | x > 0.5
         a<b<c | c>b>a
         x+y<3 | 3>y+x
@@ -492,6 +498,7 @@ DIFFERENT = {
         100 | 1000
         123456789012345678901 | 123456789012345678900
         6 | 6 or 7
+        12345678901234567890 | 1.2345678901234567e19
         6 | 6, 7""",
     "thousands": r"""
         1234 | 12,34
@@ -719,6 +726,7 @@ DIFFERENT = {
         x+2n+1 | x+1
         3R^2 | 3r^2
         \frac{1}{x+1} | \frac{1}{x}+1
+        \frac{d}{dx} x | 1
         e^x | e^{-x}
         \alpha | a
         n! | n
