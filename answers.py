@@ -151,7 +151,8 @@ def quoted(m):
     """What \\text{…} holds: bare if it is no word (13, C, 2/3), else in double quotes."""
     text = m[1].strip()
     word = re.search(r"[^\W\d_]{2}", text) or re.match(r" \w/?", m[1])
-    return f' "{text}" ' if word and not text[:1].isdigit() and text not in ("and", "or", *FUNCTIONS) else f" {text} "
+    bare = not word or text[:1].isdigit() or text in ("and", "or", *FUNCTIONS)
+    return f" {text} " if bare else f' "{text}" '
 
 
 def words(m):
@@ -200,8 +201,8 @@ REWRITES = [(re.compile(pattern), new) for pattern, new in (
     (r"\\([a-zA-Z]+)\*? ?", lambda m: COMMANDS.get(m[1], f"\\{m[1]} ")),              # a space ends a command
     (r"\\text \s*\{([^{}]*)\}", quoted),
     (r"\\begin\s*\{(?:[pb]?matrix|array\}\s*\{[^{}]*)\}", r"\\matrix "), (r"\\end\s*\{\w*\}", r"\\end "),
-    (r"\\mathbb (?:R|\{R\})", r"\\R "), (r"\\in \\R (?=\s*[|:])", ""), (r"\\frac\s*\{\s*d\s*\}", r"\\derivative "),
-    (r"(?<!\\)\bin\b(?=\s*[\[({\\])", r"\\in "),
+    (r"\\mathbb (?:R|\{R\})", r"\\R "), (r"\\in \\R (?=\s*[|:])", ""),
+    (r"\\frac\s*\{\s*d\s*\}", r"\\derivative "), (r"(?<!\\)\bin\b(?=\s*[\[({\\])", r"\\in "),
     (r"(?<=[\])}])\s*[uU]\s*(?=[\[({\\])", r"\\cup "),
     (r"^\s*([^\W\d_]{3,}(?: [^\W\d_'-]+)*|[nN]o|[^\W\d_]+(?: [^\W\d_'-]{3,})+)[\s.]*$", in_words),
     (r'"[^"]*"|\\[a-zA-Z]+|_\s?\{[^{}]*\}|[a-zA-Z]{2,}(?: [a-zA-Z]{2,})*', words),
@@ -329,9 +330,9 @@ def power(x, y):
     if not x:
         demand(exact(y) and y > 0)
         return Fraction(0)
-    bits = max(x.numerator.bit_length(), x.denominator.bit_length()) if exact(x) else math.inf
-    if whole(y) and abs(y) * bits <= MOST_BITS:
-        return x ** int(y)
+    if exact(x) and whole(y):
+        if abs(y) * max(x.numerator.bit_length(), x.denominator.bit_length()) <= MOST_BITS:
+            return x ** int(y)
     x, sign = mp.convert(x), 1
     if exact(y) and y.denominator % 2 and real(x) and x < 0:
         x, sign = -x, (-1) ** (y.numerator % 2)
@@ -586,8 +587,9 @@ class Parser:
                 total = Group(factor.kind, tuple(combine(operator.mul, total, x) for x in factor.items))
                 demand(f is operator.mul)
             else:
-                demand(not (isinstance(total, Value) and total.unit and factor.unit))
-                total = combine(f, total, factor)
+                product = combine(f, total, factor)
+                demand(not (total.unit and factor.unit))
+                total = product
         return total
 
     def factor(self):
@@ -684,7 +686,7 @@ class Parser:
         demand(name in MEANING and (name == "log" or self.next != "_"))
         base = self.primary() if self.take("_") else None
         index = self.exponent() if self.take("^") else None
-        if index and index.points == (-1,):
+        if isinstance(index, Value) and index.points == (-1,):
             name, index = "arc" + name, None
             demand(name in MEANING)
         x = self.primary() if self.next in ("(", "[", "{") else self.product(argument=True)

@@ -158,6 +158,27 @@ def test_hostile_answers_take_no_time_off_the_main_thread(monkeypatch):
     assert max(slow)[0] < .5, max(slow)
 
 
+LEAVES = ["1", "0", "x", "-3", "0.5", "\\pi", "e", "i", "\\infty", "999999999", "1e300", "0.333333333333333", "\\mathbb{R}", "\\emptyset",
+          "5\\text{ cm}", "30^\\circ", "50\\%", "3 million", "f(x)"]
+FORMS = ["#+#", "#-#", "(#)(#)", "\\frac{#}{#}", "(#)^{#}", "\\sqrt{#}", "\\sqrt[#]{#}", "\\sin(#)", "\\log_{#} #", "(#)!", "\\binom{#}{#}",
+         "|#|", "\\lfloor #\\rfloor", "(#,#)", "[#,#)", "\\{#,#\\}", "#\\cup #", "#\\setminus #", "#<#", "#=#", "#\\le #<#", "x\\in #", "#, #",
+         "# or #", "#\\pm #", "#:#", "\\begin{pmatrix}#&#\\\\#&#\\end{pmatrix}", "#\\neq #", "\\tan^{#} #", "\\{x \\mid #\\}", "\\exp(#)"]
+
+
+def test_well_formed_nonsense_is_compared_alike_both_ways():
+    """Every kind inside every other: nothing raises, nothing depends on the order of the two."""
+    rng = random.Random(5)
+
+    def phrase(depth):
+        text = rng.choice(FORMS if depth else LEAVES)
+        return "".join(phrase(max(0, depth - rng.randint(1, 2))) if c == "#" else c for c in text)
+    pool = [*LEAVES, "\\{1,2\\}", "(0,1)", "x<3"]
+    for _ in range(500):
+        pool.append(phrase(rng.randint(1, 4)))
+        for other in (rng.choice(pool), pool[-1] + "+0", pool[-1].replace("x", "z")):
+            assert answers_equal(pool[-1], other) is answers_equal(other, pool[-1]), (pool[-1], other)
+
+
 def golds(name):
     with open(os.path.join(SHARED, name), encoding="utf-8") as f:
         for row in map(json.loads, f):
