@@ -98,7 +98,7 @@ def chosen(text):
     if option := re.fullmatch(r"(?:option |choice )?\(?([A-Z])\)?(?:[).:,] ?.*)?", text, re.S | re.I):
         several = len(text) < 12 and re.search(r"\b[B-HJ-Z]\b", text[option.end(1):])
         return "" if several else option[1].upper()
-    found = set(re.findall(r"\b[B-HJ-Z]\b", text))
+    found = set(re.findall(r"\b(?:[B-HJ-Z]\b|A(?=\)|,|$| or\b| and\b))", text))        # A is a word, too
     return found.pop() if len(found) == 1 and not re.search(r"[\d\\=+^_]", text) else ""
 
 

@@ -759,6 +759,8 @@ DIFFERENT = {
         S | Answer seems
         C | A, C
         C | C or D
+        B | A or B
+        B | B or A
         C | 3
         C | C + 1
         B | AB
