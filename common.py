@@ -1,4 +1,4 @@
-"""What the four scripts share: command line, models, problems, run folders, answers. Nothing about RL.
+"""What the four scripts share: command line, models, problems, run folders. Nothing about RL.
 
 Importing it needs no GPU and no network. What a user can get wrong ends in `refuse`: a sentence, exit code 2.
 """
@@ -10,14 +10,12 @@ import os
 import pickle
 import platform
 import random
-import re
 import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
-from fractions import Fraction
 from functools import partial
 
 import torch
@@ -28,6 +26,8 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.hf_argparser import HfArgumentParser
+
+from answers import answers_equal, check_answer, extract_answer, readable      # noqa: F401
 
 
 def refuse(sentence, error=""):
@@ -333,11 +333,12 @@ def read_problem(record, where):
 
 
 def read_gold(gold):
-    """The bare answer in a gold field: after GSM8K's ####, or in the last box of a worked solution."""
+    """The bare answer of a gold field, after GSM8K's #### or in the last box of a solution; "" if broken."""
     if isinstance(gold, bool) or not isinstance(gold, (str, int, float)):
         return ""
     gold = str(gold).strip()
-    return (extract_answer(gold) or "") if "####" in gold or "\\boxed" in gold else gold
+    gold = (extract_answer(gold) or "") if "####" in gold or "\\boxed" in gold else gold
+    return gold if readable(gold) else ""
 
 
 # --- a run: its random numbers, order, schedule and folder --------------------------------------------------
@@ -504,41 +505,7 @@ def export_model(model, tokenizer, folder):
         refuse(f"{folder}/model is not written ({error}); make room, then --resume {folder}")
 
 
-# --- answers ------------------------------------------------------------------------------------------------
-def extract_answer(text):
-    """The final answer, or None: the last box after the last </think>, else what follows ####."""
-    text = text[-20_000:].rsplit("</think>", 1)[-1]
-    start = text.rfind("\\boxed{")
-    if start >= 0:
-        depth = 0
-        for i in range(start + 6, len(text)):
-            depth += (text[i] == "{") - (text[i] == "}")
-            if depth == 0:
-                return text[start + 7:i].strip() or None
-        return None                                     # the last box was never closed
-    found = re.search(r"####[ \t]*(\S[^\n]*)", text)
-    return found.group(1).strip() if found else None
-
-
-def answers_equal(pred, gold):
-    """Whether two bare answers are the same number, or the same text."""
-    pred, gold = (re.sub(r"\\[,!;]|\\?\$|\s|(?<=\d),(?=\d{3}\b)|\.$", "", a) for a in (pred, gold))
-    if pred == gold:
-        return pred != ""
-    number = r"[-+]?\d{1,40}(\.\d{1,40})?(/\d{1,40})?"
-    if not (re.fullmatch(number, pred) and re.fullmatch(number, gold)):
-        return False
-    tops, bottoms = zip(*(a.partition("/")[::2] for a in (pred, gold)))
-    a, b = (int(bottom or 1) for bottom in bottoms)
-    return a * b != 0 and Fraction(tops[0]) * b == Fraction(tops[1]) * a
-
-
-def check_answer(completion, gold):
-    """Whether a completion's final answer is right; gold is a string or a list of accepted strings."""
-    pred, golds = extract_answer(completion), [gold] if isinstance(gold, str) else gold
-    return pred is not None and any(answers_equal(pred, g) for g in golds)
-
-
+# --- pass@k -------------------------------------------------------------------------------------------------
 def pass_at_k(n, c, k):
     """Unbiased chance that one of k samples is right, given c right among n: 1 - C(n-c, k) / C(n, k)."""
     return 1. - math.comb(n - c, k) / math.comb(n, k)

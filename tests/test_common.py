@@ -1,20 +1,15 @@
-"""Models, prompts, problems, answers and run folders."""
+"""Models, prompts, problems and run folders."""
 import json
-import math
 import os
-import random
-import resource
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from conftest import TINY, random_model
-from test_saving import in_child
 from transformers import AutoTokenizer, DynamicCache
 
-from common import (answers_equal, batch_of, check_answer, draws, encode_prompt, extract_answer, learning_rate,
-                    load_model, load_problems, new_cache, pass_at_k)
+from common import (batch_of, check_answer, draws, encode_prompt, learning_rate, load_model, load_problems, new_cache,
+                    pass_at_k)
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer():
@@ -26,48 +21,6 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer():
         assert abs(pass_at_k(n, c, k) - np.mean(draws)) < .03
     assert pass_at_k(32, 1, 16) == .5 and pass_at_k(32, 1, 32) == 1.
     assert abs(1 - (1 - 1 / 32) ** 16 - .398) < 1e-3                # what drawing with replacement would give
-
-
-@pytest.mark.parametrize("text,answer", [
-    ("so \\boxed{15}", "15"), ("\\boxed{1} then \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"), ("#### 1,234\n", "1,234"),
-    ("\\boxed{3}</think>the end", None), ("<think>\\boxed{3}</think> \\boxed{4}", "4"), ("\\boxed{7", None),
-    ("it is 7", None), ("", None), ("\\boxed{}", None)])
-def test_extract_answer(text, answer):
-    assert extract_answer(text) == answer
-
-
-@pytest.mark.parametrize("pred,gold,equal", [
-    ("15", "15", True), ("15.0", "15", True), ("1,234", "1234", True), ("$18", "18", True), ("1/2", "0.5", True),
-    ("15", "5", False), ("5", "15", False), ("", "", False), ("x", "x", True), ("1e400", "1", False),
-    ("9" * 4000, "9" * 3999, False), ("1/0", "1", False), ("2**9", "512", False), ("inf", "1", False)])
-def test_answers_equal(pred, gold, equal):
-    """Equality, never a substring (pytorch/rl PR3542; tiny-grpo); text is compared, never evaluated."""
-    assert answers_equal(pred, gold) is equal
-
-
-HOSTILE = [text * n for text, n in (
-    ("9**9**9**9", 1), ("1", 10 ** 5), ("\\boxed{", 10 ** 5), ("{", 10 ** 5), ("1/", 10 ** 5), ("1,", 10 ** 5),
-    ("\\frac{", 10 ** 5), ("(", 10 ** 5), ("#### ", 10 ** 5), ("####" + " " * 10 ** 5, 1), ("1e999999999", 1),
-    ("\\$", 10 ** 5), ("-", 10 ** 5), ("0." + "3" * 10 ** 5, 1), ("x^x^x=0", 1), ("factorial(10**9)", 1))]
-
-
-def test_hostile_answers_take_no_time_off_the_main_thread():
-    """No symbolic algebra to hang in (Math-Verify issue65; verl PR5839; simpleRL issue95), so no alarm, which only the
-    main thread could set (trl PR5281; compose-rl issue38)."""
-    texts = [t for text in HOSTILE for t in (text, f"\\boxed{{{text}}}")]
-
-    def check():
-        resource.setrlimit(resource.RLIMIT_CPU, (5, 5))         # seconds, past which it is killed
-        with ThreadPoolExecutor(1) as pool:
-            found = [*pool.map(check_answer, texts, ["1"] * len(texts)),
-                     *pool.map(answers_equal, texts, [text + "0" for text in texts])]
-        assert len(found) == 4 * len(HOSTILE) and not any(found)
-    assert os.waitpid(in_child(check), 0)[1] == 0
-
-
-def test_check_answer_takes_any_of_a_list():
-    assert check_answer("\\boxed{2}", ["1", "2"]) and not check_answer("\\boxed{3}", ["1", "2"])
-    assert not check_answer("no box", "no box")
 
 
 def test_load_model_names_every_end_and_silences_dropout():
@@ -174,10 +127,3 @@ def test_learning_rate():
     assert learning_rate(10, 10, 1., 0, "linear") == pytest.approx(.1)
     assert learning_rate(6, 10, 1., 0, "cosine") == pytest.approx(.5)
     assert all(0 < learning_rate(s, 10, 1., 2, "cosine") <= 1 for s in range(1, 11))
-
-
-def test_random_text_never_breaks_the_checker():
-    rng = random.Random(0)
-    for _ in range(2000):
-        text = "".join(rng.choice("\\boxed{}1234567890/.,$#- \n") for _ in range(rng.randint(0, 60)))
-        assert check_answer(text, text) in (True, False) and not math.isnan(check_answer(text, "1"))
