@@ -34,7 +34,7 @@ Where paper and released code part or the paper is silent, and what this file do
     D6 mixed steps stay in the loss (Eq. 13), though their token was not drawn: no true likelihood ratio there
     D7 mean of row means (Eq. 13); the release averages over tokens (--aggregation token)
     D8 clip .2, k3 KL, unbiased std and its 1e-6 are the release's, the paper gives none; no dual clip
-    D9 mixing goes on after </think>; answers are compared as numbers or text, not by Math-Verify; no GPQA
+    D9 mixing goes on after </think>; answers are compared by answers.py, not by Math-Verify; no GPQA
     D10 pass@k is unbiased (Eq. 15), of the last weights; the paper's resamples, of the best by AIME24
 Left out: several GPUs, vLLM, LoRA, a value model, an entropy bonus.
 

@@ -558,7 +558,7 @@ def learn(tmp_path, *flags):
 
 
 @pytest.mark.slow
-def test_it_learns(tmp_path):
+def test_it_learns_from_the_explorer(tmp_path):
     """A quarter of the demo, most of whose rows are still the explorer's."""
     before, after = learn(tmp_path, "--steps", "12", "--anneal_steps", "24", "--eval_problems", "60", "--eval_samples", "4",
                           "--ks", "1", "--save_every", "0")
