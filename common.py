@@ -55,7 +55,8 @@ def parse_config(Config, presets, argv=None):
     parser.set_defaults(**(saved or presets[known.preset]))
     cfg = Config(**vars(parser.parse_args(argv)))
     changed = {k for k in saved if getattr(cfg, k) != saved[k]}
-    free = {"resume", "out", "save_every", "eval_every", "steps" if cfg.lr_schedule == "constant" else ""}
+    free = {"resume", "out", "save_every", "eval_every", "micro_tokens", "max_rows", "grad_checkpoint",
+            "steps" if cfg.lr_schedule == "constant" else ""}
     if changed := changed - free:
         refuse(f"--resume {known.resume}: --{', --'.join(sorted(changed))} would make it another run")
     if state and cfg.steps < state["step"]:
@@ -75,6 +76,7 @@ def parse_config(Config, presets, argv=None):
              "--prompts, --max_new_tokens, --max_rows, --micro_tokens, --inner_epochs must be at least 1"),
             (1 <= cfg.minibatches <= cfg.prompts and cfg.prompts % cfg.minibatches == 0,
              f"--minibatches must divide --prompts ({cfg.prompts})"),
+            (cfg.grad_clip > 0, "--grad_clip must be above 0, which would train nothing; 1e9 never binds"),
             (cfg.temperature > 0, "--temperature must be above 0: greedy completions are all alike"),
             (not odd, f"--{', --'.join(odd)} must be finite and at least 0"),
             (0 < cfg.eval_top_p <= 1, "--eval_top_p must lie in (0, 1]"),
@@ -110,7 +112,8 @@ def load_model(name, device="cpu", dtype=torch.float32):
     if hasattr(config, "hidden_size_per_layer_input"):
         refuse(f"model {name}: {config.model_type} reads ids in every layer, an embedding is not enough")
     head = model.get_output_embeddings()
-    V = min(head.weight.shape[0], 1 + max(tokenizer.get_vocab().values()))
+    vocab = tokenizer.get_vocab()
+    V = min(head.weight.shape[0], 1 + max(vocab.values()))
     ids = torch.tensor([[V // 4, V // 2, V - 1]], device=device)  # the scripts take logits for head(hidden)
     try:
         with torch.no_grad():
@@ -122,6 +125,8 @@ def load_model(name, device="cpu", dtype=torch.float32):
         refuse(f"model {name}: its logits are not head(hidden), {config.model_type} scales or caps them")
     named = (getattr(x, "eos_token_id", None) for x in (tokenizer, config, model.generation_config))
     eos = {i for n in named for i in (n if isinstance(n, (list, tuple)) else [n]) if i is not None and i < V}
+    if tokenizer.chat_template:                 # a base model may not name the end of a turn that it writes
+        eos |= {vocab[word] for word in ("<|im_end|>", "<|eot_id|>") if vocab.get(word, V) < V}
     if not eos:
         refuse(f"model {name}: neither model nor tokenizer names an end-of-sequence token")
     check_cache(name, model, ids[0, :2])
@@ -199,11 +204,12 @@ def memory_estimate(model, cfg, length):
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or width // config.num_attention_heads
     rows = min(cfg.max_rows, max(cfg.prompts * cfg.group, cfg.eval_problems * cfg.eval_samples))
-    layers = 2 if cfg.grad_checkpoint else config.num_hidden_layers
+    layers, kept = (2, 4 * config.num_hidden_layers) if cfg.grad_checkpoint else (config.num_hidden_layers, 0)
     V = config.vocab_size
     parts = dict(weights=4 * n, gradients=4 * n, adam=8 * n, copy=n * size * (size == 2),
-                 head=8 * V * width + 2 ** 28, sampling=16 * V * rows,
-                 reference=4 * n * (cfg.kl_coef > 0), acts=17 * size * width * layers * cfg.micro_tokens,
+                 head=8 * V * width + 2 ** 28, sampling=24 * V * rows,
+                 reference=4 * n * (cfg.kl_coef > 0),
+                 acts=(17 * size * layers + kept) * width * cfg.micro_tokens,
                  cache=2 * config.num_hidden_layers * heads * dim * size * rows * length)
     return {k: v / 2 ** 30 for k, v in parts.items() if v}
 
@@ -458,7 +464,7 @@ def write_line(folder, name, **fields):
 
 
 def cut_log(source, target, step):
-    """Copy the lines a run had written up to its checkpoint; what it evaluated there comes again."""
+    """Copy the lines a run had written up to its checkpoint; an evaluation there comes again if it is due."""
     lines = []
     for text in open(source, encoding="utf-8").read().split("\n") if os.path.exists(source) else ():
         try:

@@ -65,7 +65,7 @@ from common import (
     report, save_checkpoint, stop_on_signal, write_line)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LOGGED = ("logp_gap", "clip_frac", "entropy", "kl", "weight", "weight_low", "weight_high", "gated", "logit",
+LOGGED = ("logp_gap", "clip_frac", "entropy", "kl", "weight", "at_low", "at_high", "gated", "logit",
           "rare", "weighted_rare")              # rare: 1 - pi
 # B prompts, G group, N = B*G rows, P prompt and T completion tokens, V ids to sample, D hidden
 
@@ -134,8 +134,8 @@ PAPER = dict(                                       # Table 6; the rest: the bas
     eval_data=["HuggingFaceH4/MATH-500::test", "math-ai/amc23::test", "math-ai/aime24::test"],
     prompt_format="{question} Let's think step by step and output the final answer within \\boxed{{}}.",
     steps=500, prompts=128, group=8, max_prompt_tokens=1024, max_new_tokens=4096, kl_coef=.001, minibatches=2,
-    lr=1e-6, warmup=0, grad_checkpoint=True, max_rows=256, save_every=10, eval_every=50, eval_problems=500,
-    eval_samples=16, ks=[1, 16])                    # the paper's ORZ run: another --data, nothing else
+    lr=1e-6, warmup=0, micro_tokens=16384, grad_checkpoint=True, max_rows=256, eval_every=50,
+    eval_problems=500, eval_samples=16, ks=[1, 16])     # the paper's ORZ run: another --data, nothing else
 KNIGHTS = dict(task="knights", model=f"{HERE}/tiny/knights/learner", data=f"{HERE}/tiny/knights/train.jsonl",
                eval_data=[f"{HERE}/tiny/knights/test_{n}.jsonl" for n in (2, 3)],
                prompt_format="{question}\n<think>", max_new_tokens=96, steps=40)
@@ -157,8 +157,8 @@ def vocab_logps(hidden, head, V, temperature):
     """Log-probs of the next token over the ids that may be sampled: (n, D) -> (n, V).
     In the head's own precision, outside autocast: a bfloat16 head is wrong by several hundredths."""
     with torch.autocast(hidden.device.type, enabled=False):
-        bias = head.bias[:V] if head.bias is not None else None
-        return (F.linear(hidden.to(head.weight.dtype), head.weight[:V], bias) / temperature).log_softmax(-1)
+        logits = F.linear(hidden.to(head.weight.dtype), head.weight, head.bias)[:, :V]
+        return (logits / temperature).log_softmax(-1)
 
 
 def sample(logp, u, top_p=1.):
@@ -166,7 +166,7 @@ def sample(logp, u, top_p=1.):
     if top_p == 0:
         return logp.argmax(-1)
     p = logp.exp()
-    if top_p < 1:                               # evaluation only: training scores the distribution it samples
+    if top_p < 1:                               # never the learner's in training: it scores what it samples
         ranked, order = p.sort(dim=-1, descending=True)
         ranked = ranked.masked_fill(ranked.cumsum(-1) - ranked >= top_p, 0)
         p = torch.zeros_like(p).scatter_(1, order, ranked)
@@ -282,7 +282,7 @@ def knights_reward(completion, gold):
 
 
 def advantages(rewards):
-    """(B, G) -> (B, G), normalised in each group; exactly 0 in a dead group, one without spread.  (12)"""
+    """(B, G) -> (B, G), normalised in each group; exactly 0 in a dead group, one without spread."""
     dead = rewards.amin(1, True) == rewards.amax(1, True)       # the float mean of equal rewards may differ
     normed = (rewards - rewards.mean(1, True)) / (rewards.std(1, keepdim=True) + 1e-6)
     return normed.masked_fill(dead, 0)
@@ -295,7 +295,7 @@ def score(model, sequences, lengths, rows, V, temperature, bfloat16=False):
     head, T, lengths = model.get_output_embeddings(), int(lengths.max()), lengths[rows]
     ids = pad_sequence([sequences[r] for r in rows], batch_first=True)
     start = torch.tensor([len(sequences[r]) for r in rows], device=ids.device) - lengths
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=bfloat16):
+    with torch.autocast(ids.device.type, torch.bfloat16, bfloat16, cache_enabled=False):
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     mask = torch.arange(T, device=ids.device) < lengths[:, None]
     i, t = mask.nonzero(as_tuple=True)
@@ -374,7 +374,7 @@ def update(cfg, model, reference, optimizer, sequences, lengths, sampled, A, V):
             w = token_weights(cfg.weighting, h, was, entropy, constants, cfg.ar_alpha, cfg.lopti_eta, late,
                               least)
             loss, clip = policy_loss(logp, was, A[rows], mask, cfg.clip_low, cfg.clip_high, w, place)
-            kl = k3(logp, ref[rows]) * mask if reference else torch.zeros_like(loss)
+            kl = k3(logp, ref[rows]) * mask if reference is not None else torch.zeros_like(loss)
             kl = kl * w if cfg.weighting == "lopti" else kl                             # D3
             ((loss * mask + cfg.kl_coef * kl).sum(1) * share[rows]).sum().backward()
             rare, gated = 1 - logp.exp(), (w > 1 + cfg.clip_high) & (A[rows, None] > 0) & (place == "ratio")
@@ -437,7 +437,7 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
         clock.append(time.time())
         texts = decode(tokenizer, tokens, lengths)
         rewards = torch.tensor([grade(text, p["answer"]) for text, p in zip(texts, batch)])
-        A = advantages(rewards.double().view(-1, G)).flatten()
+        A = advantages(rewards.double().view(-1, G)).flatten()                                        # (4)
         clock.append(time.time())
         model.train()                                           # for layer checkpointing; every dropout is 0
         sequences = [torch.cat([torch.tensor(p["prompt"], device=device), row[:n]])
@@ -452,11 +452,12 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
                tokens_per_s=count / (clock[-1] - clock[0]),
                **{f"seconds_{k}": b - a for k, a, b in zip(("rollout", "grade", "update"), clock, clock[1:])})
         for i in (0, -1):                                       # weights of rows not trained on are 0
-            words = [[tokenizer.decode(tokens[i, t]), round(weights[i, t].item(), 3)]
-                     for t in weights[i, :lengths[i]].argsort().tolist()]
+            order = weights[i, :lengths[i]].argsort().tolist()
+            low, high = ([[tokenizer.decode(tokens[i, t]), round(weights[i, t].item(), 3)] for t in some]
+                         for some in (order[:5], order[:-6:-1]))
             write_line(out, "samples.jsonl", step=step, prompt=tokenizer.decode(batch[i]["prompt"]),
                        completion=texts[i], answer=batch[i]["answer"], reward=rewards[i].item(),
-                       lowest=words[:5], highest=words[:-6:-1])
+                       lowest=low, highest=high)
         lost = lost + 1 if met["skipped"] else 0
         stop += ["no finite gradient"] * (lost == 3)
     if cfg.steps:

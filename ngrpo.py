@@ -136,8 +136,8 @@ def vocab_logps(hidden, head, V, temperature):
     """Log-probs of the next token over the ids that may be sampled: (n, D) -> (n, V).
     In the head's own precision, outside autocast: a bfloat16 head is wrong by several hundredths."""
     with torch.autocast(hidden.device.type, enabled=False):
-        bias = head.bias[:V] if head.bias is not None else None
-        return (F.linear(hidden.to(head.weight.dtype), head.weight[:V], bias) / temperature).log_softmax(-1)
+        logits = F.linear(hidden.to(head.weight.dtype), head.weight, head.bias)[:, :V]
+        return (logits / temperature).log_softmax(-1)
 
 
 def sample(logp, u, top_p=1.):
@@ -145,7 +145,7 @@ def sample(logp, u, top_p=1.):
     if top_p == 0:
         return logp.argmax(-1)
     p = logp.exp()
-    if top_p < 1:                               # evaluation only: training scores the distribution it samples
+    if top_p < 1:                               # never the learner's in training: it scores what it samples
         ranked, order = p.sort(dim=-1, descending=True)
         ranked = ranked.masked_fill(ranked.cumsum(-1) - ranked >= top_p, 0)
         p = torch.zeros_like(p).scatter_(1, order, ranked)
@@ -268,7 +268,7 @@ def reward(completion, gold):
 
 
 def advantages(rewards):
-    """(B, G) -> (B, G), normalised in each group; exactly 0 in a dead group, one without spread.  (12)"""
+    """(B, G) -> (B, G), normalised in each group; exactly 0 in a dead group, one without spread."""
     dead = rewards.amin(1, True) == rewards.amax(1, True)       # the float mean of equal rewards may differ
     normed = (rewards - rewards.mean(1, True)) / (rewards.std(1, keepdim=True) + 1e-6)
     return normed.masked_fill(dead, 0)
@@ -354,7 +354,7 @@ def update(cfg, model, reference, optimizer, sequences, lengths, sampled, mixed,
             logp, entropy, mask = score(model, sequences, lengths, rows, mixed, **scoring)
             was = old[rows] if len(parts) > 1 else logp.detach()
             loss, clip = policy_loss(logp, was, A[rows], mask, cfg.clip_low, cfg.clip_high, cfg.objective)
-            kl = k3(logp, ref[rows]) * mask if reference else torch.zeros_like(loss)
+            kl = k3(logp, ref[rows]) * mask if reference is not None else torch.zeros_like(loss)
             ((loss * mask + cfg.kl_coef * kl).sum(1) * share[rows]).sum().backward()
             for name, value in zip(met, ((was - sampled[rows]).abs(), clip, entropy, kl)):
                 met[name].append(value.detach()[mask])
@@ -417,7 +417,7 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
         clock.append(time.time())
         texts = decode(tokenizer, tokens, lengths)
         rewards = torch.tensor([reward(text, p["answer"]) for text, p in zip(texts, batch)])
-        A = advantages(rewards.double().view(-1, G)).flatten()
+        A = advantages(rewards.double().view(-1, G)).flatten()                                        # (12)
         clock.append(time.time())
         model.train()                                           # for layer checkpointing; every dropout is 0
         sequences = [torch.cat([torch.tensor(p["prompt"], device=device), row[:n]])

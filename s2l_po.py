@@ -23,7 +23,7 @@ The paper's counts, and a group of which the explorer wrote the first four rows:
 Where paper and released code part or the paper is silent, and what this file does:
     D1 both sources in one group (Algorithm 1); the released scripts alternate groups of the one and of the
        other, of different prompts, each normalised alone: left out
-    D2 pi_old on explorer rows is the learner, as in the release; --ratio behaviour is Eq. 2 to the letter,
+    D2 pi_old on explorer rows is the learner, as in the release; --ratio behaviour has pi_w, as Eq. 2,
        --ratio tis weighs the loss by min(pi_old / pi_w, 2): the release has that and does not use it
     D3 a ratio per token and the mean over tokens; Eq. 2 has both by row, the release's mean is by micro-batch
     D4 minibatches are cut by prompts, so every schedule makes as many updates; the release's makes 5 x GRPO's
@@ -86,7 +86,7 @@ class Config:
     # the method
     explorer: str = HfArg(default=f"{HERE}/tiny/explore/explorer", help="frozen, of the learner's token ids")
     schedule: Literal["linear", "constant", "step", "off"] = HfArg(default="linear", help="off is plain GRPO")
-    anneal_steps: int = HfArg(default=0, help="N, first step without explorer; 0: steps // 2 (paper 8)")
+    anneal_steps: int = HfArg(default=0, help="N of linear; step switches at N / 2; 0: steps // 2 (paper 8)")
     constant_count: int = HfArg(default=4, help="G_w of --schedule constant; G: explorer only")
     explorer_temperature: float = HfArg(default=1., help="of the explorer's sampling (release .7)")
     explorer_top_p: float = HfArg(default=1., help="nucleus of the explorer's sampling (release .95)")
@@ -136,8 +136,8 @@ def vocab_logps(hidden, head, V, temperature):
     """Log-probs of the next token over the ids that may be sampled: (n, D) -> (n, V).
     In the head's own precision, outside autocast: a bfloat16 head is wrong by several hundredths."""
     with torch.autocast(hidden.device.type, enabled=False):
-        bias = head.bias[:V] if head.bias is not None else None
-        return (F.linear(hidden.to(head.weight.dtype), head.weight[:V], bias) / temperature).log_softmax(-1)
+        logits = F.linear(hidden.to(head.weight.dtype), head.weight, head.bias)[:, :V]
+        return (logits / temperature).log_softmax(-1)
 
 
 def sample(logp, u, top_p=1.):
@@ -145,7 +145,7 @@ def sample(logp, u, top_p=1.):
     if top_p == 0:
         return logp.argmax(-1)
     p = logp.exp()
-    if top_p < 1:                               # evaluation only: training scores the distribution it samples
+    if top_p < 1:                               # never the learner's in training: it scores what it samples
         ranked, order = p.sort(dim=-1, descending=True)
         ranked = ranked.masked_fill(ranked.cumsum(-1) - ranked >= top_p, 0)
         p = torch.zeros_like(p).scatter_(1, order, ranked)
@@ -250,7 +250,7 @@ def reward(completion, gold):
 
 
 def advantages(rewards):
-    """(B, G) -> (B, G), normalised in each group; exactly 0 in a dead group, one without spread.  (12)"""
+    """(B, G) -> (B, G), normalised in each group; exactly 0 in a dead group, one without spread."""
     dead = rewards.amin(1, True) == rewards.amax(1, True)       # the float mean of equal rewards may differ
     normed = (rewards - rewards.mean(1, True)) / (rewards.std(1, keepdim=True) + 1e-6)
     return normed.masked_fill(dead, 0)
@@ -262,7 +262,7 @@ def score(model, sequences, lengths, rows, V, temperature, bfloat16=False):
     T, lengths = int(lengths.max()), lengths[rows]
     ids = pad_sequence([sequences[r] for r in rows], batch_first=True)
     start = torch.tensor([len(sequences[r]) for r in rows], device=ids.device) - lengths
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=bfloat16):
+    with torch.autocast(ids.device.type, torch.bfloat16, bfloat16, cache_enabled=False):
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     mask = torch.arange(T, device=ids.device) < lengths[:, None]
     i, t = mask.nonzero(as_tuple=True)
@@ -330,7 +330,7 @@ def update(cfg, model, reference, optimizer, sequences, lengths, sampled, foreig
             own = old[rows] if len(parts) > 1 else logp.detach()
             was, weight = denominator(own, sampled[rows], foreign[rows, None], cfg.ratio)
             loss, clip = policy_loss(logp, was, A[rows], mask, cfg.clip_low, cfg.clip_high, cfg.dual_clip)
-            kl = k3(logp, ref[rows]) * mask if reference else torch.zeros_like(loss)
+            kl = k3(logp, ref[rows]) * mask if reference is not None else torch.zeros_like(loss)
             ((loss * weight * mask + cfg.kl_coef * kl).sum(1) * share[rows]).sum().backward()
             whose = foreign[rows, None].expand_as(mask)
             for name, value in zip(met, ((own - sampled[rows]).abs(), clip, entropy, kl, whose)):
@@ -400,7 +400,7 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state, ex
         texts = decode(tokenizer, tokens, lengths)
         rewards = torch.tensor([reward(text, p["answer"]) for text, p in zip(texts, batch)])
         A = advantages(rewards.double().view(-1, G)).flatten()                                        # (1)
-        if cfg.explorer_rows == "positive":                     # D9: the others in the denominators alone
+        if cfg.explorer_rows == "positive":                     # D9: the others keep denominators and KL
             A[foreign.cpu() & (A < 0)] = 0
         clock.append(time.time())
         model.train()                                           # for layer checkpointing; every dropout is 0

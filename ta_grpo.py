@@ -27,7 +27,7 @@ We could not read the paper's body: only its abstract, summaries of it, and an a
     D3 unbiased std, its 1e-6, k3 and the token mean are the release's, not its dual clip
     D4 the release's batches cut through pools, ours do not; where rephrasings lack a pool is smaller
     D5 GPT-4-Turbo rephrases there, by an unknown prompt, here bench/rephrase.py; the demo's are templates
-    D6 --dynamic_sampling R is DAPO's: pools without spread are dropped, up to R rollouts a step replace them
+    D6 --dynamic_sampling R (DAPO): up to R rollouts a step replace pools without spread; logs: of those kept
     D7 evaluation asks the question as it stands, by the template of training, which the release drops there
 Left out: several GPUs, vLLM, LoRA, a value model, an entropy bonus.
 
@@ -128,8 +128,8 @@ def vocab_logps(hidden, head, V, temperature):
     """Log-probs of the next token over the ids that may be sampled: (n, D) -> (n, V).
     In the head's own precision, outside autocast: a bfloat16 head is wrong by several hundredths."""
     with torch.autocast(hidden.device.type, enabled=False):
-        bias = head.bias[:V] if head.bias is not None else None
-        return (F.linear(hidden.to(head.weight.dtype), head.weight[:V], bias) / temperature).log_softmax(-1)
+        logits = F.linear(hidden.to(head.weight.dtype), head.weight, head.bias)[:, :V]
+        return (logits / temperature).log_softmax(-1)
 
 
 def sample(logp, u, top_p=1.):
@@ -137,7 +137,7 @@ def sample(logp, u, top_p=1.):
     if top_p == 0:
         return logp.argmax(-1)
     p = logp.exp()
-    if top_p < 1:                               # evaluation only: training scores the distribution it samples
+    if top_p < 1:                               # never the learner's in training: it scores what it samples
         ranked, order = p.sort(dim=-1, descending=True)
         ranked = ranked.masked_fill(ranked.cumsum(-1) - ranked >= top_p, 0)
         p = torch.zeros_like(p).scatter_(1, order, ranked)
@@ -208,7 +208,7 @@ def reward(completion, gold):
 
 
 def advantages(rewards):
-    """(B, G) -> (B, G), normalised in each group; exactly 0 in a dead group, one without spread.  (12)"""
+    """(B, G) -> (B, G), normalised in each group; exactly 0 in a dead group, one without spread."""
     dead = rewards.amin(1, True) == rewards.amax(1, True)       # the float mean of equal rewards may differ
     normed = (rewards - rewards.mean(1, True)) / (rewards.std(1, keepdim=True) + 1e-6)
     return normed.masked_fill(dead, 0)
@@ -247,7 +247,7 @@ def score(model, sequences, lengths, rows, V, temperature, bfloat16=False):
     T, lengths = int(lengths.max()), lengths[rows]
     ids = pad_sequence([sequences[r] for r in rows], batch_first=True)
     start = torch.tensor([len(sequences[r]) for r in rows], device=ids.device) - lengths
-    with torch.autocast(ids.device.type, torch.bfloat16, enabled=bfloat16):
+    with torch.autocast(ids.device.type, torch.bfloat16, bfloat16, cache_enabled=False):
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     mask = torch.arange(T, device=ids.device) < lengths[:, None]
     i, t = mask.nonzero(as_tuple=True)
@@ -347,7 +347,7 @@ def update(cfg, model, reference, optimizer, sequences, lengths, sampled, moved,
             if cfg.anchor == "cross":
                 was = sampled[rows].where(away, was)            # D1
             loss, clip = policy_loss(logp, was, A[rows], mask, cfg.clip_low, cfg.clip_high)
-            kl = k3(logp, ref[rows]) * mask if reference else torch.zeros_like(loss)
+            kl = k3(logp, ref[rows]) * mask if reference is not None else torch.zeros_like(loss)
             ((loss * mask + cfg.kl_coef * kl).sum(1) * share[rows]).sum().backward()
             for name, value, at in zip(met, (gap, clip, entropy, kl), (mask & ~away, mask, mask, mask)):
                 met[name].append(value.detach()[at])

@@ -45,6 +45,20 @@ def test_load_model_with_many_ends_a_padded_head_and_dropout(tmp_path):
     assert torch.equal(model.train()(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
 
 
+def test_the_end_of_a_turn_ends_a_completion(tmp_path):
+    """A base model with a chat template writes <|im_end|> without naming it as an end; without a template it is a word."""
+    tokenizer = AutoTokenizer.from_pretrained(f"{TINY}/learner")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+    model, end = random_model(vocab=len(tokenizer)), tokenizer.convert_tokens_to_ids("<|im_end|>")
+    model.save_pretrained(tmp_path)
+    for template, named in (("{{ messages[0]['content'] }}<|im_end|>", True), (None, False)):
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(tmp_path)
+        if not template and (tmp_path / "chat_template.jinja").exists():
+            (tmp_path / "chat_template.jinja").unlink()
+        assert (end in load_model(str(tmp_path))[2].tolist()) == named
+
+
 def test_growing_cache_is_dynamic_cache():
     model, ids = random_model(), torch.randint(0, 31, (3, 40))
     caches = [DynamicCache(), new_cache(40)]

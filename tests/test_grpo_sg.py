@@ -282,6 +282,7 @@ def test_edges_and_switches_run(tmp_path):
         assert len([r for r in lines(tmp_path / str(i)) if r["kind"] == "step"]) == 2
 
 
+@pytest.mark.slow
 def test_it_learns(tmp_path):
     grpo_sg.main(["--steps", "10", "--out", str(tmp_path / "a"), "--eval_problems", "60", "--eval_samples", "4", "--ks", "1"])
     before, after = (r["pass@1"] for r in lines(tmp_path / "a") if r["kind"] == "eval")

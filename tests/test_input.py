@@ -46,7 +46,7 @@ def test_bad_problem_files(tmp_path, capsys, monkeypatch, text, reason):
     (["--stepz", "3"], "unrecognized arguments: --stepz"), (["--step", "3"], "unrecognized arguments: --step"),
     (["--mixer", "blender"], "invalid choice"), (["--group", "many"], "invalid int value"),
     (["--eval_top_p", "1.5"], "--eval_top_p"), (["--max_rows", "0"], "at least 1"),
-    (["--mix_rate", "2"], "--mix_rate"), (["--mix_k", "0"], "--mix_k"), (["--mix_k", "1000"], "--mix_k"),
+    (["--mix_rate", "2"], "--mix_rate"), (["--grad_clip", "0"], "would train nothing"), (["--mix_k", "0"], "--mix_k"), (["--mix_k", "1000"], "--mix_k"),
     (["--resume", "nowhere"], "nowhere"), (["--lr", "-1"], "at least 0"), (["--warmup", "-1"], "at least 0"),
     (["--steps", "-1", "--lr", "nan", "--grad_clip", "inf"], "--steps, --lr, --grad_clip must be finite and at least 0"),
     (["--device", "gpu"], "--device gpu: not available"), (["--prompt_format", "Solve it."], "must hold {question}"), (["--data", "owner/name"], "pip install datasets")])

@@ -26,6 +26,7 @@ def test_it_learns(tmp_path):
     assert abs(sum(shares) / len(shares) - .1) < .01 and min(r["mix_cosine"] for r in steps) > .9
 
 
+@pytest.mark.slow
 def test_lr_zero_learns_nothing(tmp_path):
     before, after, _ = learn(tmp_path, "--steps", "6", "--lr", "0", "--eval_problems", "100")
     assert before == after                              # evaluations are paired: the same draws, the same weights

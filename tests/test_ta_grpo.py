@@ -291,6 +291,7 @@ FAULTS = dict(
     key_from_row_number=[("units = sizes if", "units = [16] * (len(batch) // 16) + [len(batch) % 16] if")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_caught(monkeypatch, tmp_path, fault):
     """The list of section 8: each, put into the script, is seen by the test above."""

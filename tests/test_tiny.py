@@ -195,6 +195,7 @@ def pass_at(table, k):
     return sum(common.pass_at_k(table.shape[1], int(c), k) for c in table.sum(1)) / len(table)
 
 
+@pytest.mark.slow
 def test_rephrasing_revives_dead_groups():
     """At G 8 most questions give only wrong answers as they are asked; the pool over three rephrasings does not, and
     it is not only a matter of counting: four times as many samples of the question itself revive fewer."""
@@ -209,6 +210,7 @@ def test_rephrasing_revives_dead_groups():
     assert dead >= .5 and pool <= .25 and pool < matched and all(.15 <= r <= .6 for r in rates)
 
 
+@pytest.mark.slow
 def test_explorer_is_weaker_and_more_diverse():
     file = "explore/test.jsonl"
     learner, explorer = right("explore/learner", file)[0], right("explore/explorer", file)[0]
@@ -231,6 +233,7 @@ def test_two_routes_of_different_reliability():
     assert min(share.values()) > .05
 
 
+@pytest.mark.slow
 def test_selected_logits_spread_the_weights_of_grpo_sg():
     """w = clip(2 (sigmoid(h / 9) - .25), .9, 1.4), the paper's constants, of the logits h of sampled tokens."""
     spread = {}

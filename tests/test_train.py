@@ -190,6 +190,7 @@ def test_prompt_is_shown_as_the_model_sees_it(tmp_path, capsys):
         assert json.loads(f.readline())["prompt"] == shown and f"first prompt: {shown!r}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_evaluation_does_not_disturb_training(tmp_path):
     """Held out, from draws of its own, and not what is optimised (trl PR5790, issue3018)."""
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
