@@ -353,9 +353,9 @@ def update(cfg, model, reference, optimizer, sequences, lengths, sampled, moved,
                 met[name].append(value.detach()[at])
         if live[part].any():                                    # else momentum alone would move the weights
             norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.grad_clip).item())
-            if math.isfinite(norms[-1]):
+            if 0 < norms[-1] < math.inf:
                 optimizer.step()
-            else:
+            elif norms[-1] != 0:
                 print(f"gradient norm {norms[-1]}: this update is skipped", flush=True)
             optimizer.zero_grad()
     met = {name: torch.cat(values) for name, values in met.items()}

@@ -248,6 +248,7 @@ def test_two_passes_of_lopti_make_up_grpo(monkeypatch, tmp_path):
     for w, x, y in zip(whole, first, second):
         torch.testing.assert_close(x + y, w, atol=1e-8, rtol=0)        # Llama's norms are float32 even here
     assert all(max(g.abs().max() for g in grads) > 1e-3 for grads in (first, second))
+    assert len(gradients(monkeypatch, tmp_path, "c", weighting="lopti", lopti_eta=0.)) == 1     # no token, no momentum
 
 
 @pytest.mark.parametrize("settings", [dict(weighting="ar", ar_alpha=0.), dict(weighting="top_entropy", top_share=1.),
