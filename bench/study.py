@@ -83,8 +83,8 @@ def run(plan):
         with open(os.path.join(out, "metrics.jsonl")) as f:
             rows = [json.loads(line) for line in f]
     steps = [r for r in rows if r["kind"] == "step"]
-    evals, probes = ([{k: v for k, v in r.items() if k != "kind"} for r in rows if r["kind"] == "eval" and (
-        (r["data"] == "probe") == probe)] for probe in (False, True))
+    evals, probes = ([{k: v for k, v in r.items() if k not in ("kind", "data")} for r in rows
+                      if r["kind"] == "eval" and (r["data"] == "probe") == probe] for probe in (False, True))
     if evals[-1]["step"] != rows[0]["config"]["steps"]:
         raise ChildProcessError(f"{' '.join(command)}: stopped before its end")
     columns = {k: [r.get(k) for r in steps] for k in steps[0] if k not in ("kind", "step")}
