@@ -51,7 +51,6 @@ import os
 import re
 import time
 from bisect import bisect_left
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -63,9 +62,9 @@ from tqdm import tqdm
 from transformers.hf_argparser import HfArg
 
 from common import (
-    batch_of, check_answer, decode, decode_mask, draws, encode_problems, export_model, learning_rate,
-    load_model, load_problems, micro_batches, new_cache, open_run, parse_config, pass_table, peak_gib,
-    read_json, refuse, report, save_checkpoint, stop_on_signal, write_line)
+    batch_of, check_answer, decode, decode_mask, draws, encode_problems, exact_match, export_model,
+    learning_rate, lexical_search, load_corpus, load_model, load_problems, micro_batches, new_cache, open_run,
+    parse_config, pass_table, peak_gib, refuse, report, save_checkpoint, stop_on_signal, write_line)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LOGGED = ("logp_gap", "clip_frac", "entropy", "kl", "weight", "weight_low", "weight_high", "gated", "logit",
@@ -269,18 +268,6 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
 
 
 # --- the search tool ----------------------------------------------------------------------------------------
-def lexical_search(texts):
-    """search(queries, k) -> for each query at most k of the texts, by the words they share, rare ones first."""
-    words = re.compile(r"\w+").findall
-    bags = [set(words(text.lower())) for text in texts]
-    count = Counter(word for bag in bags for word in bag)
-
-    def ranked(query):                                          # fsum: the same in whatever order
-        asked = set(words(query.lower()))
-        return sorted((-math.fsum(1 / count[w] for w in asked & bag), i) for i, bag in enumerate(bags))
-    return lambda queries, k: [[texts[i] for score, i in ranked(query)[:k] if score] for query in queries]
-
-
 def information(tokenizer, texts, info_tokens):
     """Passages as ids to be read. Too many of them lose their end, but not the closing tag."""
     text = "\n\n<information>" + "\n".join(f"Doc {i}: {text}" for i, text in enumerate(texts or (), 1))
@@ -347,15 +334,6 @@ def knights_reward(completion, gold):
     if not people or found.keys() != people.keys() or words != len(people):
         return -1.
     return 3. if found == people else -.5
-
-
-def exact_match(completion, gold):
-    """1 if the last <answer> is the gold but for case, punctuation, articles and blanks, else -1.  (21)"""
-    def words(text):
-        return re.sub(r"\b(a|an|the)\b", " ", re.sub(r"[!-/:-@[-`{-~]", "", text.lower())).split()
-    answers = [part.split("</answer>")[0] for part in completion.split("<answer>")[1:] if "</answer>" in part]
-    golds = [gold] if isinstance(gold, str) else gold
-    return 1. if answers and words(answers[-1]) in map(words, golds) else -1.
 
 
 def advantages(rewards):
@@ -544,18 +522,13 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state, se
                f"{out}/model try a lower --lr, or --compute_dtype float32")
 
 
-def main(argv=None, search=None):                               # any retriever like that of lexical_search
+def main(argv=None, search=None):                       # search: what lexical_search makes, or any like it
     cfg, state = parse_config(Config, PRESETS, argv)
     if cfg.weight_low > cfg.weight_high or cfg.tau <= 0 or not 0 < cfg.top_share <= 1:
         refuse("--weight_low must not pass --weight_high, --tau be above 0, --top_share lie in (0, 1]")
     sets = [(name, load_problems(name)) for name in (cfg.data, *cfg.eval_data)]
-    room, search = cfg.max_new_tokens, search if cfg.task == "search" else None
-    if cfg.task == "search":
-        room += cfg.searches * (room + cfg.info_tokens)
-        texts = [] if search else [isinstance(r, dict) and r.get("text") for _, r in read_json(cfg.corpus)]
-        if not all(isinstance(text, str) for text in texts):
-            refuse(f"--corpus {cfg.corpus}: every line must be {{\"text\": a passage}}")
-        search = search or lexical_search(texts)
+    search = (search or lexical_search(load_corpus(cfg.corpus))) if cfg.task == "search" else None
+    room = cfg.max_new_tokens + bool(search) * cfg.searches * (cfg.max_new_tokens + cfg.info_tokens)
     model, tokenizer, eos_ids, V = load_model(cfg.model, cfg.device)
     (_, problems), *eval_sets = encode_problems(replace(cfg, max_new_tokens=room), model, tokenizer, sets)
     out = open_run(cfg, "grpo_sg", model, tokenizer.decode(problems[0]["prompt"]), state)

@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 import common
 import grpo_sg
-from grpo_sg import converse, exact_match, lexical_search
+from common import exact_match, lexical_search
+from grpo_sg import converse
 
 sys.path.insert(0, TINY)
 import make  # noqa: E402

@@ -52,8 +52,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers  # noq
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
 
 import ngrpo  # noqa: E402
-from common import check_answer, decode, draws, encode_prompt  # noqa: E402
-from grpo_sg import converse, exact_match, information, knights_reward, lexical_search  # noqa: E402
+from common import check_answer, decode, draws, encode_prompt, exact_match, lexical_search  # noqa: E402
+from grpo_sg import converse, information, knights_reward  # noqa: E402
 
 NAMES = "Ann Ben Eve Ian Joe Kim Leo Mia Ned Sue Tom Zoe".split()
 THINGS = "apples books cards coins eggs keys nuts pens shells stamps".split()
