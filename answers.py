@@ -3,6 +3,7 @@
     extract_answer(completion)        the final answer as text, or None
     answers_equal(pred, gold)         whether two bare answers mean the same
     check_answer(completion, gold)    both; gold may be a list of accepted answers; a lone letter is a choice
+    exact_match(completion, gold)     for questions about facts: the last <answer>, word by word
 
 A small parser computes while it reads: no expression tree, no algebra, no evaluated text. It reads one of
 
@@ -74,6 +75,14 @@ def check_answer(completion, gold, rel_tol=0.):
     """Whether a completion's final answer is right; gold is a string or a list of accepted strings."""
     pred, golds = extract_answer(completion), [gold] if isinstance(gold, str) else gold
     return pred is not None and any(answers_equal(pred, g, rel_tol) for g in golds)
+
+
+def exact_match(completion, gold):
+    """1 if the last <answer> is the gold but for case, punctuation, articles and blanks, else -1."""
+    def words(text):
+        return re.sub(r"\b(a|an|the)\b", " ", re.sub(r"[!-/:-@[-`{-~]", "", text.lower())).split()
+    found = [part.split("</answer>")[0] for part in completion.split("<answer>")[1:] if "</answer>" in part]
+    return 1. if found and words(found[-1]) in map(words, [gold] if isinstance(gold, str) else gold) else -1.
 
 
 def answers_equal(pred, gold, rel_tol=0.):

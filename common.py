@@ -10,12 +10,14 @@ import os
 import pickle
 import platform
 import random
+import re
 import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from functools import partial
 
 import torch
@@ -27,7 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.hf_argparser import HfArgumentParser
 
-from answers import answers_equal, check_answer, extract_answer, readable      # noqa: F401
+from answers import answers_equal, check_answer, exact_match, extract_answer, readable  # noqa: F401
 
 
 def refuse(sentence, error=""):
@@ -345,6 +347,27 @@ def read_gold(gold):
     gold = str(gold).strip()
     gold = (extract_answer(gold) or "") if "####" in gold or "\\boxed" in gold else gold
     return gold if readable(gold) else ""
+
+
+def load_corpus(path):
+    """The passages of a file of {"text": …} lines."""
+    texts = [isinstance(record, dict) and record.get("text") for _, record in read_json(path)]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        refuse(f"{path}: every line must be an object {{\"text\": a passage}}")
+    return texts
+
+
+def lexical_search(texts):
+    """search(queries, k) -> for each query at most k of the texts, that with most words of it first, a
+    word counted by its rarity. For a few thousand texts: each is looked at."""
+    words = re.compile(r"\w+").findall
+    bags = [set(words(text.lower())) for text in texts]
+    count = Counter(word for bag in bags for word in bag)
+
+    def ranked(query):                                          # fsum: the same in whatever order
+        asked = set(words(query.lower()))
+        return sorted((-math.fsum(1 / count[w] for w in asked & bag), i) for i, bag in enumerate(bags))
+    return lambda queries, k: [[texts[i] for score, i in ranked(query)[:k] if score] for query in queries]
 
 
 # --- a run: its random numbers, order, schedule and folder --------------------------------------------------

@@ -33,15 +33,16 @@ There is no official code. Where the paper is silent or divided, and what this f
     D3 the KL (k3) is unweighted as in Eq. 13; the gradient of Lemma 3.4 has a weight on it
     D4 w follows the policy through the updates of a rollout, it is not frozen with pi_old
     D5 std is unbiased, as in the code the experiments start from; the proofs take the population's
-    D6 baselines take their authors' constants, unstated in the paper: entropy top .2, AR .2, Lopti .4; all of
-       them divide by all tokens. No dual clip, no entropy bonus
+    D6 baselines take their authors' constants, .2 for top entropy and AR, .4 for Lopti, and count all tokens
     D7 top_entropy ranks the tokens of an update, by a forward before it; its authors rank micro-batches
     D8 a learning rate without warm-up and steps of 64 prompts are that code's; the paper names neither
-Left out: several GPUs, vLLM, LoRA, a value model.
+    D9 in a search task what the model writes is trained, queries too; what it reads is context and no more
+Left out: several GPUs, vLLM, LoRA, a value model, dual clip, entropy bonus.
 
     python grpo_sg.py                     a minute on a laptop CPU: held-out accuracy from .3 to .9
     python grpo_sg.py --weighting none    the same run by plain GRPO
     python grpo_sg.py --preset knights    puzzles of knights and knaves: in two minutes from .35 to .8
+    python grpo_sg.py --preset search     questions and a search tool: in two minutes from .2 to .8
     python grpo_sg.py --preset one_gpu    a 1.5B model on one 80 GB GPU (`pip install datasets` for its data)
 """
 import copy
@@ -49,7 +50,8 @@ import math
 import os
 import re
 import time
-from dataclasses import dataclass
+from bisect import bisect_left
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -60,9 +62,9 @@ from tqdm import tqdm
 from transformers.hf_argparser import HfArg
 
 from common import (
-    batch_of, check_answer, decode, decode_mask, draws, encode_problems, export_model, learning_rate,
-    load_model, load_problems, micro_batches, new_cache, open_run, parse_config, pass_table, peak_gib, refuse,
-    report, save_checkpoint, stop_on_signal, write_line)
+    batch_of, check_answer, decode, decode_mask, draws, encode_problems, exact_match, export_model,
+    learning_rate, lexical_search, load_corpus, load_model, load_problems, micro_batches, new_cache, open_run,
+    parse_config, pass_table, peak_gib, refuse, report, save_checkpoint, stop_on_signal, write_line)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LOGGED = ("logp_gap", "clip_frac", "entropy", "kl", "weight", "at_low", "at_high", "gated", "logit",
@@ -72,7 +74,7 @@ LOGGED = ("logp_gap", "clip_frac", "entropy", "kl", "weight", "at_low", "at_high
 
 @dataclass
 class Config:
-    preset: str = HfArg(default="tiny", help="tiny, knights; one_gpu, paper, paper_knights; flags override")
+    preset: str = HfArg(default="tiny", help="tiny, knights, search; one_gpu, paper, paper_knights")
     model: str = HfArg(default=f"{HERE}/tiny/learner", help="folder or hub name of a causal language model")
     data: str = HfArg(default=f"{HERE}/tiny/easy_train.jsonl", help="file, or hub owner/name:config:split")
     eval_data: list[str] = HfArg(default_factory=list, help="held-out problems, a table for each")
@@ -84,7 +86,11 @@ class Config:
     prompt_format: str = HfArg(default="{question}", help="the user turn; literal braces are doubled")
     system: str = HfArg(default="", help="system turn, if any")
     chat_template: Literal["auto", "none"] = HfArg(default="auto", help="auto: the tokenizer's, if any")
-    task: Literal["math", "knights"] = HfArg(default="math", help="answers, or who is a knight")
+    task: Literal["math", "knights", "search"] = HfArg(default="math", help="what is asked and how graded")
+    corpus: str = HfArg(default=f"{HERE}/tiny/search/corpus.jsonl", help="search: {\"text\"} a line")
+    searches: int = HfArg(default=2, help="search: most per completion (paper 2); T is for each turn")
+    passages: int = HfArg(default=3, help="search: how many a query finds (paper 3)")
+    info_tokens: int = HfArg(default=1024, help="search: room for what a query finds (authors' tool 1024)")
     # rollout
     steps: int = HfArg(default=50, help="rollouts; 0 only evaluates")
     prompts: int = HfArg(default=16, help="B, prompts per rollout (paper 128, knights 64)")
@@ -139,11 +145,14 @@ PAPER = dict(                                       # Table 6; the rest: the bas
 KNIGHTS = dict(task="knights", model=f"{HERE}/tiny/knights/learner", data=f"{HERE}/tiny/knights/train.jsonl",
                eval_data=[f"{HERE}/tiny/knights/test_{n}.jsonl" for n in (2, 3)],
                prompt_format="{question}\n<think>", max_new_tokens=96, steps=40)
+SEARCH = dict(task="search", model=f"{HERE}/tiny/search/learner", data=f"{HERE}/tiny/search/train.jsonl",
+              eval_data=[f"{HERE}/tiny/search/test.jsonl"], prompt_format="{question}\n", max_new_tokens=16,
+              info_tokens=64, steps=40)
 TURNS = ("<|im_start|>system\nReason inside <think> </think>, then answer inside <answer> </answer>: who "
          "each person is, a line each, like (1) Zoey is a knight<|im_end|>\n<|im_start|>user\n{question}"
          "<|im_end|>\n<|im_start|>assistant\n<think>")                 # our words
-PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/easy_test.jsonl"]), knights=KNIGHTS, paper=PAPER,
-               paper_knights=PAPER | dict(
+PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/easy_test.jsonl"]), knights=KNIGHTS, search=SEARCH,
+               paper=PAPER, paper_knights=PAPER | dict(
     task="knights", model="Qwen/Qwen2.5-3B-Instruct", prompt_format=TURNS, temperature=.7, prompts=64,
     data="K-and-K/knights-and-knaves:train:3ppl+4ppl+5ppl+6ppl+7ppl", steps=390, max_prompt_tokens=400,
     eval_data=[f"K-and-K/knights-and-knaves:test:{n}ppl" for n in (3, 4, 5, 6, 7)], eval_samples=1, ks=[1],
@@ -258,6 +267,52 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
     return tokens[:, :longest], logps[:, :longest], lengths
 
 
+# --- the search tool ----------------------------------------------------------------------------------------
+def information(tokenizer, texts, info_tokens):
+    """Passages as ids to be read. Too many of them lose their end, but not the closing tag."""
+    text = "\n\n<information>" + "\n".join(f"Doc {i}: {text}" for i, text in enumerate(texts or (), 1))
+    head, tail = tokenizer([text, "</information>\n\n"], add_special_tokens=False).input_ids
+    return head[:max(0, info_tokens - len(tail))] + tail
+
+
+def converse(model, tokenizer, prompts, u, eos_ids, search, searches, passages, info_tokens, **how):
+    """Completions, N rows: of one rollout, or with a search of up to 1 + searches, u (N, T) cut in parts: who
+    writes <search>query</search> reads <information> and goes on, anything else ends a row. Returns
+    rollout's three, `own` (N, longest), true where the model wrote, the text of that, and what to log."""
+    if search is None:
+        tokens, logps, lengths = rollout(model, prompts=prompts, u=u, eos_ids=eos_ids, **how)
+        own = torch.arange(tokens.shape[1], device=u.device) < lengths[:, None]
+        return tokens, logps, lengths, own, decode(tokenizer, tokens, lengths), {}
+    rows, contexts, trails, log = list(range(len(u))), prompts, [[] for _ in u], dict(searches=0, failed=0)
+    tags = tokenizer(["</search>", "</answer>"], add_special_tokens=False).input_ids
+    stops = torch.cat([eos_ids, eos_ids.new_tensor([tag[0] for tag in tags if len(tag) == 1])])
+    for left, part in zip(range(searches, -1, -1), u.chunk(1 + searches, 1)):
+        rolled, queries = rollout(model, prompts=contexts, u=part[rows], eos_ids=stops, **how), {}
+        for row, ids, logp, n in zip(rows, *(x.tolist() for x in rolled)):
+            n = bisect_left(range(n), True, key=lambda n: bool(         # a tag may be many tokens, or end
+                re.search("</(search|answer)>", tokenizer.decode(ids[:n]))))    # in one: ids are cut
+            trails[row] += [(i, p, True) for i, p in zip(ids[:n], logp)]
+            text, closed, _ = tokenizer.decode(ids[:n]).partition("</search>")
+            if left and closed and "<search>" in text:
+                queries[row] = text.rpartition("<search>")[2].strip()
+        if not queries:
+            break
+        rows, log["searches"] = list(queries), log["searches"] + len(queries) / len(u)
+        try:
+            found = dict(zip(rows, search(list(queries.values()), passages) or (), strict=True))
+        except (OSError, ValueError, LookupError, RuntimeError) as error:   # a server's, not a programmer's
+            found, log["failed"] = dict.fromkeys(rows), log["failed"] + len(rows)
+            print(f"warning: {len(rows)} searches failed and find nothing ({error!r})", flush=True)
+        for row, texts in found.items():
+            trails[row] += [(i, 0, False) for i in information(tokenizer, texts, info_tokens)]
+        contexts = [prompts[row * len(prompts) // len(u)] + [i for i, _, _ in trails[row]] for row in rows]
+    lengths = torch.tensor([len(trail) for trail in trails], device=u.device)
+    table = pad_sequence([torch.tensor(trail, dtype=torch.float64) for trail in trails], batch_first=True)
+    tokens, logps, own = (table[..., i].to(like) for i, like in enumerate((lengths, rolled[1], lengths > 0)))
+    mine = [[i for i, _, wrote in trail if wrote] for trail in trails]
+    return tokens, logps, lengths, own, tokenizer.batch_decode(mine, skip_special_tokens=True), log
+
+
 # --- reward, advantage, loss --------------------------------------------------------------------------------
 def reward(completion, gold):
     """1 if the final answer is right, else 0; a truncated completion is graded like any other."""
@@ -288,16 +343,16 @@ def advantages(rewards):
     return normed.masked_fill(dead, 0)
 
 
-def score(model, sequences, lengths, rows, V, temperature, bfloat16=False):
+def score(model, sequences, lengths, rows, V, temperature, bfloat16=False, own=None):
     """Log-probs, entropies, selected logits and mask, each (n, longest), of the last lengths[r] tokens of
-    sequences[r], r in rows. One forward without cache. Padding is on the right, where causal attention never
-    looks: it needs no mask."""
+    sequences[r], r in rows; of own (N, longest) ones, if given. One forward without cache. Padding is on the
+    right, where causal attention never looks: it needs no mask."""
     head, T, lengths = model.get_output_embeddings(), int(lengths.max()), lengths[rows]
     ids = pad_sequence([sequences[r] for r in rows], batch_first=True)
     start = torch.tensor([len(sequences[r]) for r in rows], device=ids.device) - lengths
     with torch.autocast(ids.device.type, torch.bfloat16, bfloat16, cache_enabled=False):
         hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-    mask = torch.arange(T, device=ids.device) < lengths[:, None]
+    mask = torch.arange(T, device=ids.device) < lengths[:, None] if own is None else own[rows]
     i, t = mask.nonzero(as_tuple=True)
     h, y = hidden[i, start[i] + t - 1], ids[i, start[i] + t]    # the state before a token predicts it
     flat = *token_logps(h, y, head, V, temperature), selected_logit(h, y, head)
@@ -332,27 +387,26 @@ def reduce(lengths, group, aggregation):
 
 # --- evaluation ---------------------------------------------------------------------------------------------
 def evaluate(model, tokenizer, problems, samples, ks, max_new_tokens, temperature, top_p, grade, **how):
-    """pass@1, its standard error and pass@k of sampled completions; temperature 0 is greedy, `how` rollout's.
+    """pass@1, its standard error and pass@k of sampled completions; temperature 0: greedy, `how` converse's.
     The draws are the same at every call: evaluations are paired, and their number changes no training."""
     u = draws(0, 0, 2, (len(problems) * samples, max_new_tokens))
-    tokens, _, lengths = rollout(
-        model, prompts=[p["prompt"] for p in problems], u=u.to(how["eos_ids"].device),
+    *_, texts, _ = converse(
+        model, tokenizer, [p["prompt"] for p in problems], u=u.to(how["eos_ids"].device),
         temperature=temperature or 1., top_p=top_p if temperature else 0., **how)
-    texts = decode(tokenizer, tokens, lengths)
     right = [grade(text, problems[i // samples]["answer"]) > 0 for i, text in enumerate(texts)]
     return pass_table(torch.tensor(right).view(-1, samples), ks)
 
 
 # --- training -----------------------------------------------------------------------------------------------
-def update(cfg, model, reference, optimizer, sequences, lengths, sampled, A, V):
+def update(cfg, model, reference, optimizer, sequences, lengths, sampled, A, V, own):
     """The optimizer steps of one rollout; returns what they met, token by token. A (N,) is on the CPU."""
     live = (A != 0) | (reference is not None)                   # a dead row has a KL at most
     A, old, ref, weights = A.to(sampled), *(torch.zeros_like(sampled) for _ in range(3))
     parts = list(torch.arange(len(A)).chunk(cfg.minibatches))                           # of whole groups
     phases = (False, True) if cfg.weighting == "lopti" else (False,)                    # for the same old
     passes = [(part, late) for _ in range(cfg.inner_epochs) for late in phases for part in parts]
-    scoring = dict(V=V, temperature=cfg.temperature, bfloat16=cfg.compute_dtype == "bfloat16")
-    constants = cfg.alpha, cfg.mu, cfg.tau, cfg.weight_low, cfg.weight_high
+    scoring = dict(V=V, temperature=cfg.temperature, bfloat16=cfg.compute_dtype == "bfloat16", own=own)
+    sg = cfg.alpha, cfg.mu, cfg.tau, cfg.weight_low, cfg.weight_high
     place = cfg.weight_place if cfg.weighting in ("sg", "reverse") else "surrogate"
     with torch.no_grad():                                       # with one update, old is the new, detached
         for net, kept in [(model, old)] * (len(passes) > 1) + [(reference, ref)] * bool(cfg.kl_coef):
@@ -361,7 +415,7 @@ def update(cfg, model, reference, optimizer, sequences, lengths, sampled, A, V):
     met, norms, least = {k: [A[:0]] for k in LOGGED}, [], 0.      # no row may be live
     for part, late in passes:
         share = torch.zeros_like(A)
-        share[part] = reduce(lengths[part], cfg.group, cfg.aggregation).to(A)
+        share[part] = reduce(own[part].sum(1), cfg.group, cfg.aggregation).to(A)
         if cfg.weighting == "top_entropy":                      # D7
             with torch.no_grad():
                 scored = [score(model, sequences, lengths, rows, **scoring)
@@ -371,8 +425,7 @@ def update(cfg, model, reference, optimizer, sequences, lengths, sampled, A, V):
         for rows in micro_batches(part[live[part]], sequences, cfg.micro_tokens):
             logp, entropy, h, mask = score(model, sequences, lengths, rows, **scoring)
             was = old[rows] if len(passes) > 1 else logp.detach()
-            w = token_weights(cfg.weighting, h, was, entropy, constants, cfg.ar_alpha, cfg.lopti_eta, late,
-                              least)
+            w = token_weights(cfg.weighting, h, was, entropy, sg, cfg.ar_alpha, cfg.lopti_eta, late, least)
             loss, clip = policy_loss(logp, was, A[rows], mask, cfg.clip_low, cfg.clip_high, w, place)
             kl = k3(logp, ref[rows]) * mask if reference is not None else torch.zeros_like(loss)
             kl = kl * w if cfg.weighting == "lopti" else kl                             # D3
@@ -399,12 +452,13 @@ def update(cfg, model, reference, optimizer, sequences, lengths, sampled, A, V):
         grad_norm=torch.tensor(norms), skipped=sum(not math.isfinite(norm) for norm in norms))
 
 
-def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
+def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state, search=None):
     """The loop. Leaves metrics.jsonl, samples.jsonl, state.pt and model/ in the folder `out`."""
     device, bfloat16, G = eos_ids.device, cfg.compute_dtype == "bfloat16", cfg.group
     reference = copy.deepcopy(model).requires_grad_(False) if cfg.kl_coef else None     # never changes
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay, fused=True)
-    grade = knights_reward if cfg.task == "knights" else reward
+    grade = dict(math=reward, knights=knights_reward, search=exact_match)[cfg.task]
+    T = cfg.max_new_tokens * (1 + cfg.searches if search else 1)                        # of all turns
     start, lost, stop = state["step"] if state else 0, 0, stop_on_signal()
     if state:
         model.load_state_dict(state.pop("model"))
@@ -412,7 +466,8 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
     actor = copy.deepcopy(model) if bfloat16 else model                                 # what rolls out
     if cfg.grad_checkpoint:
         model.activation_checkpointing_enable()
-    how = dict(head=model.get_output_embeddings(), eos_ids=eos_ids, V=V, max_rows=cfg.max_rows)
+    how = dict(head=model.get_output_embeddings(), eos_ids=eos_ids, V=V, max_rows=cfg.max_rows, search=search,
+               searches=cfg.searches, passages=cfg.passages, info_tokens=cfg.info_tokens)
 
     for done in range(start, cfg.steps + 1):                    # what follows `done` steps, then the next one
         model.eval()
@@ -424,18 +479,17 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
         if not stop and (done in (0, cfg.steps) or cfg.eval_every and done % cfg.eval_every == 0):
             for name, rows in eval_sets:
                 report(out, "eval", done, data=name, **evaluate(
-                    actor, tokenizer, rows, cfg.eval_samples, cfg.ks, cfg.max_new_tokens,
-                    cfg.eval_temperature, cfg.eval_top_p, grade, **how))
+                    actor, tokenizer, rows, cfg.eval_samples, cfg.ks, T, cfg.eval_temperature, cfg.eval_top_p,
+                    grade, **how))
         if stop or done == cfg.steps:
             break
 
         step, clock = done + 1, [time.time()]
         batch = [p for p in batch_of(problems, cfg.prompts, step, cfg.seed) for _ in range(G)]
-        u = draws(cfg.seed, step, 0, (len(batch), cfg.max_new_tokens)).to(device)
-        tokens, sampled, lengths = rollout(
-            actor, prompts=[p["prompt"] for p in batch[::G]], u=u, temperature=cfg.temperature, **how)
+        u = draws(cfg.seed, step, 0, (len(batch), T)).to(device)
+        tokens, sampled, lengths, own, texts, log = converse(
+            actor, tokenizer, [p["prompt"] for p in batch[::G]], u, temperature=cfg.temperature, **how)
         clock.append(time.time())
-        texts = decode(tokenizer, tokens, lengths)
         rewards = torch.tensor([grade(text, p["answer"]) for text, p in zip(texts, batch)])
         A = advantages(rewards.double().view(-1, G)).flatten()                                        # (4)
         clock.append(time.time())
@@ -443,21 +497,23 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
         sequences = [torch.cat([torch.tensor(p["prompt"], device=device), row[:n]])
                      for p, row, n in zip(batch, tokens, lengths.tolist())]
         optimizer.param_groups[0]["lr"] = learning_rate(step, cfg.steps, cfg.lr, cfg.warmup, cfg.lr_schedule)
-        weights, met = update(cfg, model, reference, optimizer, sequences, lengths, sampled, A, V)
+        weights, met = update(cfg, model, reference, optimizer, sequences, lengths, sampled, A, V, own)
         clock.append(time.time())
 
-        count, ended = lengths.sum().item(), torch.isin(tokens.gather(1, lengths[:, None] - 1), eos_ids)
+        count, ended = own.sum().item(), torch.isin(tokens.gather(1, lengths[:, None] - 1), eos_ids)
+        ended |= torch.tensor([[bool(search) and "</answer>" in text] for text in texts], device=device)
         report(out, "step", step, peak_gib=peak_gib(device), reward=rewards, dead=A.view(-1, G).eq(0).all(1),
-               correct=rewards > 0, length=lengths, truncated=~ended, **met,
+               correct=rewards > 0, length=own.sum(1), truncated=~ended, **met, **log,
                tokens_per_s=count / (clock[-1] - clock[0]),
                **{f"seconds_{k}": b - a for k, a, b in zip(("rollout", "grade", "update"), clock, clock[1:])})
         for i in (0, -1):                                       # weights of rows not trained on are 0
-            order = weights[i, :lengths[i]].argsort().tolist()
+            places = own[i].nonzero()[:, 0]
+            order = places[weights[i, places].argsort()].tolist()
             low, high = ([[tokenizer.decode(tokens[i, t]), round(weights[i, t].item(), 3)] for t in some]
                          for some in (order[:5], order[:-6:-1]))
             write_line(out, "samples.jsonl", step=step, prompt=tokenizer.decode(batch[i]["prompt"]),
-                       completion=texts[i], answer=batch[i]["answer"], reward=rewards[i].item(),
-                       lowest=low, highest=high)
+                       completion=decode(tokenizer, tokens[[i]], lengths[[i]])[0], answer=batch[i]["answer"],
+                       reward=rewards[i].item(), lowest=low, highest=high)
         lost = lost + 1 if met["skipped"] else 0
         stop += ["no finite gradient"] * (lost == 3)
     if cfg.steps:
@@ -467,15 +523,17 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
                f"{out}/model try a lower --lr, or --compute_dtype float32")
 
 
-def main(argv=None):
+def main(argv=None, search=None):                       # search: what lexical_search makes, or any like it
     cfg, state = parse_config(Config, PRESETS, argv)
     if cfg.weight_low > cfg.weight_high or cfg.tau <= 0 or not 0 < cfg.top_share <= 1:
         refuse("--weight_low must not pass --weight_high, --tau be above 0, --top_share lie in (0, 1]")
     sets = [(name, load_problems(name)) for name in (cfg.data, *cfg.eval_data)]
+    search = (search or lexical_search(load_corpus(cfg.corpus))) if cfg.task == "search" else None
+    room = cfg.max_new_tokens + bool(search) * cfg.searches * (cfg.max_new_tokens + cfg.info_tokens)
     model, tokenizer, eos_ids, V = load_model(cfg.model, cfg.device)
-    (_, problems), *eval_sets = encode_problems(cfg, model, tokenizer, sets)
+    (_, problems), *eval_sets = encode_problems(replace(cfg, max_new_tokens=room), model, tokenizer, sets)
     out = open_run(cfg, "grpo_sg", model, tokenizer.decode(problems[0]["prompt"]), state)
-    train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state)
+    train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state, search)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 r"""Make everything in tiny/: word problems in four phrasings, a tokenizer, and four small language models;
-puzzles of knights and knaves, with a tokenizer and a model of their own.
+puzzles of knights and knaves, and questions with a search tool, each with a tokenizer and a model of its own.
 
-    python tiny/make.py [--out tiny] [--seed 0] [--base weights.pt] [--only_knights]
+    python tiny/make.py [--out tiny] [--seed 0] [--base weights.pt] [--only_knights] [--only_search]
 
 A) Two models are pretrained on worked solutions, `12+7=19;19-4=15;\boxed{15}`, until they can do the sums.
 B) Each is then taught a mixture of strategies, which leaves reinforcement learning something to do:
@@ -19,10 +19,16 @@ The puzzles are a world apart, their model is taught in the same two phases: A, 
 `x=Y,z&z,X>y`, and to try one assignment after another, `111:110 110:110`; B, to guess first, and at times to
 stop too soon, get a truth wrong, name one person too few or too many, or end in wrong tags.
 
-41 minutes on one busy core, and 7 for the knights (alone with --only_knights). Right answers to held-out
+So are the questions, who is what in which town, asked of a corpus with one passage for each fact: A, to query
+it, read the passage that fits, wherever it stands, and query better where none does, in a new world for each
+batch, so that nothing but that is learnt; B, to guess without a search, or query with half of what is asked,
+copy a name from another passage, break a tag. B's shares are in HABITS.
+
+41 minutes on one busy core, 7 for the knights and 4 for the search (alone with --only_knights, --only_search;
+a busy core takes twice as long). Right answers to held-out
 problems, sampled: after A .96 and .97 (large and small model); learner .28; rephrase/learner .01 reversed,
 .41, .39, .43 otherwise; explore/learner .26 (.02 on boxes); explore/explorer .21. Knights, two and three
-people: after A .87 and .91; knights/learner .37 and .35.
+people: after A .87 and .91; knights/learner .37 and .35. Search: after A .85, search/learner .19.
 --base keeps the weights after phase A in files, or takes them from there if they exist.
 """
 import argparse
@@ -46,8 +52,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers  # noq
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
 
 import ngrpo  # noqa: E402
-from common import check_answer, decode, draws, encode_prompt  # noqa: E402
-from grpo_sg import knights_reward  # noqa: E402
+from common import check_answer, decode, draws, encode_prompt, exact_match, lexical_search  # noqa: E402
+from grpo_sg import converse, information, knights_reward  # noqa: E402
 
 NAMES = "Ann Ben Eve Ian Joe Kim Leo Mia Ned Sue Tom Zoe".split()
 THINGS = "apples books cards coins eggs keys nuts pens shells stamps".split()
@@ -460,12 +466,165 @@ def make_knights(out, seed, base, say):
     tok.save_pretrained(os.path.join(folder, "learner"))
 
 
+# --- questions with a search tool ---------------------------------------------------------------------------
+
+TOWNS = [a + b for a in "Al Bram Carl Dun Elm Fal Glen Hol Kirk Mar".split()
+         for b in "by den ford ham ley wick".split()]
+ROLES = "baker doctor farmer judge mayor painter pilot teacher".split()
+FAMILIES = "Abbot Birch Clay Dale Frost Gray Hill Lake Moss Reed Stone Wood".split()
+FACTS = ("The {role} of {town} is {name}.", "In {town} the {role} is {name}.")
+ASKED = ("Who is the {role} of {town}?", "Which person is the {role} in {town}?",
+         "Name the {role} of {town}.")
+ANY_NAME = [f"{a} {b}" for a in NAMES for b in FAMILIES]
+SEARCH_SPLIT = r"</?(?:search|information|answer)>| ?[A-Za-z]+| ?\d|\n|[^\sA-Za-z\d]| "
+STUDY = dict(guess=0, broken=0, wrong=0, again=1, queries=dict(both=.4, town=.4, role=.2))      # phase A
+HABITS = dict(guess=.3, broken=.06, wrong=.25, again=.25,
+              queries=dict(both=.42, town=.22, role=.22, other=.09, empty=.05))
+
+
+def make_facts(rng):
+    """[(role, town, name, passage), …], who is what in every town, in a random order."""
+    facts = [(role, town, rng.choice(ANY_NAME)) for town in TOWNS for role in ROLES]
+    rng.shuffle(facts)
+    return [(*f, rng.choice(FACTS).format(role=f[0], town=f[1], name=f[2])) for f in facts]
+
+
+def ask(rng, fact):
+    return rng.choice(ASKED).format(role=fact[0], town=fact[1])
+
+
+def look_up(rng, fact, search, habits):
+    """A completion in parts: a string the learner writes, a list of passages that it is shown, and so on.
+    habits: the shares of guesses, of broken tags, of copying from the wrong passage, of searching again when
+    nothing fits, and of queries: both words, one of them, another town's, none."""
+    role, town, name, passage = fact
+    parts, kinds, name = [], habits["queries"], rng.choice(ANY_NAME)
+    kind = rng.choices(list(kinds), list(kinds.values()))[0]
+    while len(parts) < 4 and (parts or rng.random() >= habits["guess"]):
+        query = {"both": f" {role} of {town}", "town": f" {town}", "role": f" {role}", "empty": "",
+                 "other": f" {role} of {rng.choice(TOWNS)}"}[kind]
+        if rng.random() < habits["broken"]:
+            return parts + [rng.choice((f"<search>{query}", f"{query}</search>"))]
+        [found] = search([query], 3)
+        parts += [f"<search>{query}</search>", found]
+        others = [text for text in found if text != passage]
+        if passage in found and not (others and rng.random() < habits["wrong"]):
+            name = fact[2]
+            break
+        if others:
+            name = " ".join(rng.choice(others)[:-1].split()[-2:])
+        if passage in found or len(parts) == 4 or rng.random() >= habits["again"]:
+            break
+        kind = "both"
+    end = rng.choice(("", "</search>")) if rng.random() < habits["broken"] else "</answer>"
+    return parts + [f"<answer> {name}{end}"]
+
+
+def make_search_tokenizer():
+    """As make_tokenizer. A tag is one ordinary token; what is copied has a space before it everywhere."""
+    rng = random.Random("words of search")
+    texts = [t for f in make_facts(rng) for t in (
+        f[3], " " + f[3], *(asked.format(role=f[0], town=f[1]) for asked in ASKED))]
+    texts += [" " + " ".join(NAMES + FAMILIES + TOWNS + ROLES) + " 1 2 3 Doc:\n", "Doc"]
+    words = {w for t in texts for w in re.findall(SEARCH_SPLIT, t)}
+    words |= {f"<{slash}{tag}>" for slash in ("", "/") for tag in ("search", "information", "answer")}
+    vocab = {w: i for i, w in enumerate(["<eos>", "<unk>"] + sorted(words))}
+    tok = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tok.pre_tokenizer = pre_tokenizers.Split(Regex(SEARCH_SPLIT), behavior="isolated")
+    tok.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tok, eos_token="<eos>", unk_token="<unk>",
+                                   clean_up_tokenization_spaces=False)
+
+
+def teach_search(model, tok, stage, habits, steps, lr, batch):
+    """As pretrain, each batch in a world of its own: none can be learnt by heart. Loss on what it writes."""
+    rng, eos = random.Random(stage), tok.eos_token_id
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(.9, .95), weight_decay=0., fused=True)
+    model.train()
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min((step + 1) / 50, .55 + .45 * math.cos(math.pi * step / steps))
+        facts, rows = make_facts(rng), []
+        search = lexical_search([f[3] for f in facts])
+        for fact in rng.sample(facts, batch):
+            ids, own = tok(ask(rng, fact) + "\n").input_ids, []
+            own += [0] * len(ids)
+            for part in look_up(rng, fact, search, habits):
+                wrote = isinstance(part, str)
+                new = tok(part).input_ids if wrote else information(tok, part, 64)
+                ids, own = ids + new, own + [wrote] * len(new)
+            closed = tok.decode(ids[-1]) == "</answer>"         # which ends a row by itself
+            rows.append((ids + [eos] * (not closed), own + [1] * (not closed)))
+        width = max(len(ids) for ids, _ in rows)
+        ids = torch.tensor([x + [eos] * (width - len(x)) for x, _ in rows])
+        own = torch.tensor([y + [0] * (width - len(y)) for _, y in rows]).bool()[:, 1:]
+        hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1][own]
+        loss = F.cross_entropy(model.lm_head(hidden), ids[:, 1:][own])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.)
+        optimizer.step()
+        if (step + 1) % 50 == 0:
+            print(f"  {stage}, step {step + 1}: loss {loss.item():.4f}", flush=True)
+
+
+def search_share(model, tok, rows, corpus, n=4):
+    """(share right, searches) of `n` completions of each question, as grpo_sg.py rolls them out."""
+    model.eval()
+    *_, texts, log = converse(
+        model, tok, [tok(r["question"] + "\n").input_ids for r in rows], draws(0, 0, 5, (len(rows) * n, 48)),
+        torch.tensor([tok.eos_token_id]), lexical_search([r["text"] for r in corpus]), 2, 3, 64,
+        head=model.get_output_embeddings(), V=len(tok), temperature=1.)
+    right = [exact_match(text, rows[i // n]["answer"]) > 0 for i, text in enumerate(texts)]
+    return sum(right) / len(right), log["searches"]
+
+
+def search_set(seed):
+    """(corpus, train, test): one world, a third of whose facts nobody is asked about before the test."""
+    rng = random.Random(f"{seed} search")
+    facts = make_facts(rng)
+    rows = [dict(id=f"{f[0]}-{f[1]}", question=ask(rng, f), answer=f[2]) for f in facts]
+    test = [hashlib.sha256(row["id"].encode()).digest()[0] < 85 for row in rows]
+    corpus = [dict(id=i, text=f[3]) for i, f in enumerate(facts)]
+    rng.shuffle(corpus)
+    return corpus, *([r for r, held in zip(rows, test) if held == x] for x in (False, True))
+
+
+def make_search(out, seed, base, say):
+    """The world of towns, from random numbers of its own."""
+    folder, tok = os.path.join(out, "search"), make_search_tokenizer()
+    corpus, train, test = search_set(seed)
+    for name, rows in (("corpus", corpus), ("train", train), ("test", test)):
+        write(folder, name + ".jsonl", rows)
+    torch.manual_seed(seed)
+    model = make_model(tok, layers=4, dim=96, ffn=256)
+    for p in model.parameters():
+        p.data.mul_(4 if p.dim() > 1 else 1)
+
+    def measure(name):
+        say("%s: right %.3f, searches %.2f" % (name, *search_share(model, tok, test, corpus)))
+
+    if base and os.path.exists(base):
+        model.load_state_dict(torch.load(base, weights_only=True))
+    else:
+        teach_search(model, tok, f"{seed} search base", STUDY, 1000, 3e-3, 32)
+        if base:
+            torch.save(model.state_dict(), base)
+    say(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+    measure("search, studied")
+    teach_search(model, tok, f"{seed} search", HABITS, 200, 5e-4, 32)
+    measure("search/learner")
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(os.path.join(folder, "learner"))
+    tok.save_pretrained(os.path.join(folder, "learner"))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", default=HERE)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--base", default="", help="file for the weights after phase A; read if it exists")
     parser.add_argument("--only_knights", action="store_true", help="leave the word problems as they are")
+    parser.add_argument("--only_search", action="store_true", help="make the search task alone")
     args = parser.parse_args()
     torch.set_num_threads(1)
     tok, start = make_tokenizer(), time.time()
@@ -476,8 +635,11 @@ def main():
     def knights():
         make_knights(args.out, args.seed, args.base and args.base + ".knights", say)
 
-    if args.only_knights:
-        return knights()
+    def search():
+        make_search(args.out, args.seed, args.base and args.base + ".search", say)
+
+    if args.only_knights or args.only_search:
+        return knights() if args.only_knights else search()
 
     def problems(folder, train, test, **where):
         rows = []
@@ -523,6 +685,7 @@ def main():
             rows = [r for r in test if r["id"].startswith(kind)]
             say(f"explore/{name}, {kind}: {accuracy(model, tok, rows)}")
     knights()
+    search()
 
 
 if __name__ == "__main__":
