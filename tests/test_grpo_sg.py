@@ -284,7 +284,7 @@ def test_edges_and_switches_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_learns(tmp_path):
+def test_it_learns_with_weights(tmp_path):
     grpo_sg.main(["--steps", "10", "--out", str(tmp_path / "a"), "--eval_problems", "60", "--eval_samples", "4", "--ks", "1"])
     before, after = (r["pass@1"] for r in lines(tmp_path / "a") if r["kind"] == "eval")
     assert after - before > .2

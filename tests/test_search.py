@@ -423,7 +423,8 @@ def test_what_a_user_gets_wrong(tmp_path, capsys, flags, said):
     assert stopped.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_it_learns(tmp_path):
+@pytest.mark.slow
+def test_it_learns_to_search(tmp_path):
     grpo_sg.main(["--preset", "search", "--steps", "10", "--out", str(tmp_path / "a"), "--eval_problems", "60",
                   "--eval_samples", "4", "--ks", "1"])
     before, after = (r["pass@1"] for r in lines(tmp_path / "a") if r["kind"] == "eval")
