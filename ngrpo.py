@@ -136,7 +136,7 @@ def vocab_logps(hidden, head, V, temperature):
     """Log-probs of the next token over the ids that may be sampled: (n, D) -> (n, V).
     In the head's own precision, outside autocast: a bfloat16 head is wrong by several hundredths."""
     with torch.autocast(hidden.device.type, enabled=False):
-        logits = F.linear(hidden.to(head.weight.dtype), head.weight, head.bias)[:, :V]
+        logits = F.linear(hidden.to(head.weight.dtype), head.weight, head.bias)[..., :V]
         return (logits / temperature).log_softmax(-1)
 
 
