@@ -309,6 +309,7 @@ def test_faults_are_caught(monkeypatch, tmp_path, fault):
     assert apart(got, oracle_step(pools, cfg)) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anchor", ["original", "sampled", "cross"])
 def test_other_prompts_after_the_rollout(monkeypatch, tmp_path, anchor):
     """O7: anchored to the question, loss and gradients do not know the rephrasings; anchored to those, they do."""

@@ -57,7 +57,7 @@ def one_step(monkeypatch, tmp_path, dtype=torch.float32, name="a", questions=Non
     return SGD.grads, how, out, cfg, problems
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("settings", [
     dict(), dict(aggregation="token", temperature=.8, max_new_tokens=23),
     dict(aggregation="group", micro_tokens=150, questions=2),
