@@ -336,7 +336,7 @@ def seconds_by_part(args, real, flags):
     """Seconds of ngrpo.train by part, and its steps. A part is known by what is called, and from where."""
     loaded, (spent, mark, wrap) = load(args, real), stopwatch(args)
     torch.set_num_threads(1)
-    parts = dict(rollout="loop", sample="sampling", nearest="mixing", look_up="mixing", mix="mixing",
+    parts = dict(rollout="loop", sample="sampling", nearest="mixing", mixture="mixing", mix="mixing",
                  decode="text", reward="text", score="score",
                  vocab_logps=lambda under, *_: "head" if under == "loop" else under)
     functions = {name: wrap(part, getattr(ngrpo, name)) for name, part in parts.items()}
@@ -365,7 +365,7 @@ def where_time_goes(args):
     parts = ("prefill", "layers", "head", "sampling", "mixing", "cache", "loop", "text", "score", "backward",
              "optimizer", "other")
     for real in (False, True)[:1 + bool(args.model and os.path.exists(GSM8K))]:
-        sizes = (8, 64, 1, 4096) if real else (16, 48, 6, 16384)        # of the tiny model all rows at once
+        sizes = (8, 64, 1, 2048) if real else (16, 48, 6, 2048)
         sizes = (2, 8, 1, 4096) if args.quick else sizes
         spent, steps = seconds_by_part(
             args, real, "--prompts {} --max_new_tokens {} --steps {} --micro_tokens {}".format(*sizes))
@@ -389,7 +389,7 @@ def decode_roofline(args):
     torch.set_num_threads(1)
     N, P, device, body = 32, 32 if args.quick else 256, eos_ids.device, model.base_model
     embed, head = model.get_input_embeddings(), model.get_output_embeddings()
-    cache = common.new_cache(model.config)
+    cache = common.new_cache(P + 32)
     ids, mask = torch.randint(V, (1, P), device=device), torch.ones(N, P + 32, device=device).bool()
     body(input_ids=ids, cache=cache, use_cache=True)
     cache.batch_select_indices(ids.new_zeros(N))
