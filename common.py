@@ -429,6 +429,8 @@ def open_run(cfg, name, model, prompt, state=None):
            else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 2 ** 30
     print(f"memory: about {sum(parts.values()):.1f} of {has:.0f} GiB:",
           *(f"{k} {v:.2f}" for k, v in parts.items()))
+    if sum(parts.values()) > has:
+        print("more than there is: lower the largest part by --max_rows, --micro_tokens or a smaller --model")
     print(f"first prompt: {prompt!r}", flush=True)
     out = cfg.out or cfg.resume or os.path.join("out", f"{name}-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}")
     try:

@@ -3,6 +3,10 @@
     python bench/study.py                       every method beside plain GRPO, its baselines and controls
     python bench/study.py --only sg             one of them: about half an hour each
     python bench/study.py --only sg --table     the tables again, from the runs on record
+    python bench/study.py --quick --out q.jsonl three arms of each setting, short runs, two seeds
+    python bench/study.py --only worlds --seeds 3
+                                                plain GRPO and the methods on worlds made anew, 1 and 2:
+                                                python tiny/make.py --seed 1 --out out/worlds/1
 
 Runs on record with the same flags are not made again, so a study can be stopped and gone on with. One that
 fails is shown and counted, and made again next time. Each has one thread, --jobs go side by side.
@@ -51,6 +55,14 @@ TA = dict(grpo="--num_rephrasings 0", matched="--num_rephrasings 0 --group 32", 
           sampled="--anchor sampled", per_phrasing="--pool per_phrasing", copies="--matched True",
           dynamic="--num_rephrasings 0 --dynamic_sampling 4",       # as many rollouts at most
           ta_40="--data {tmp}/rephrase_96.jsonl")                   # of the 240 questions that the others see
+EASY = "--model {world}/learner --data {world}/easy_train.jsonl --eval_data {world}/easy_test.jsonl"
+HARD = "--model {{world}}/{0}/learner --data {{world}}/{0}/train.jsonl --eval_data {{world}}/{0}/test.jsonl"
+
+
+def take(arms, *names):
+    return {name: arms[name] for name in names}
+
+
 STUDIES = dict(                             # study: [(setting, script, flags of all arms, {arm: its flags})]
     ngrpo=[("easy, N-GRPO", "ngrpo.py", "--steps 40 --lr 1e-4", NGRPO)],
     sg=[("easy, lr 1e-4, 1 update", "grpo_sg.py", "--steps 40 --lr 1e-4", SG),
@@ -58,7 +70,17 @@ STUDIES = dict(                             # study: [(setting, script, flags of
     s2l=[("explore, lr 3e-4", "s2l_po.py", "", S2L)],
     ta=[("rephrase", "ta_grpo.py", "", TA)],
     s2l_more=[("explore, lr 1e-4", "s2l_po.py", "--lr 1e-4", dict(off=S2L["off"], linear="")),
-              ("explore, another end of the explorer, TIS", "s2l_po.py", "", MORE)])
+              ("explore, another end of the explorer, TIS", "s2l_po.py", "", MORE)],
+    worlds=[(f"world {w}: {setting}", script, flags.replace("{world}", f"{{worlds}}/{w}"), arms)
+            for w in (1, 2) for setting, script, flags, arms in (
+                ("easy, N-GRPO", "ngrpo.py", f"--steps 40 --lr 1e-4 {EASY}", take(NGRPO, "off", "ngrpo")),
+                ("easy, lr 1e-4, 1 update", "grpo_sg.py", f"--steps 40 --lr 1e-4 {EASY}",
+                 take(SG, "none", "sg")),
+                ("easy, lr 3e-4, 4 updates", "grpo_sg.py", f"--steps 40 --lr 3e-4 --minibatches 4 {EASY}",
+                 take(SG, "none", "sg")),
+                ("explore", "s2l_po.py", f"--explorer {{world}}/explore/explorer {HARD.format('explore')}",
+                 take(S2L, "off", "linear")),
+                ("rephrase", "ta_grpo.py", HARD.format("rephrase"), take(TA, "matched", "ta")))])
 
 
 def planned(only, seeds, quick):
@@ -66,16 +88,17 @@ def planned(only, seeds, quick):
     less = "--steps 20 --eval_problems 100 --eval_samples 8 --ks 1 4 8" if quick else ""
     return [(study, setting, arm, seed, f"{script} {shared} {FINAL} {flags} {less} --seed {seed}".split())
             for study in only for seed in range(1, seeds + 1)
-            for setting, script, shared, arms in STUDIES[study] for arm, flags in arms.items()]
+            for setting, script, shared, arms in STUDIES[study]
+            for arm, flags in list(arms.items())[:3 if quick else None]]
 
 
-def run(plan):
+def run(plan, worlds):
     """One training run, as the line that stays of it; the run's folder does not."""
     study, setting, arm, seed, command = plan
     with tempfile.TemporaryDirectory() as out:
         with open(f"{ROOT}/tiny/rephrase/train.jsonl") as f, open(f"{out}/rephrase_96.jsonl", "w") as g:
             g.writelines(f.readlines()[:96])
-        there = [word.replace("{tmp}", out) for word in command]
+        there = [word.replace("{tmp}", out).replace("{worlds}", worlds) for word in command]
         done = subprocess.run([sys.executable, *there, "--out", out], cwd=ROOT, capture_output=True,
                               text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         if done.returncode:
@@ -157,11 +180,12 @@ def table(lines):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(STUDIES), default=list(STUDIES))
+    parser.add_argument("--only", nargs="+", choices=list(STUDIES), default=list(STUDIES)[:-1])
     parser.add_argument("--seeds", type=int, default=5, help="1 to this (at most 10)")
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side")
     parser.add_argument("--out", default=f"{HERE}/study.jsonl")
-    parser.add_argument("--quick", action="store_true", help="two seeds, 20 steps, smaller evaluations")
+    parser.add_argument("--worlds", default=f"{ROOT}/out/worlds", help="folder of the worlds 1 and 2")
+    parser.add_argument("--quick", action="store_true", help="three arms, two seeds, 20 steps, 100 x 8")
     parser.add_argument("--table", action="store_true", help="run nothing, print the tables")
     cfg = parser.parse_args(argv)
     plans = planned(cfg.only, 2 if cfg.quick else min(cfg.seeds, 10), cfg.quick)
@@ -173,7 +197,7 @@ def main(argv=None):
     left = {" ".join(plan[-1]): plan for plan in plans if " ".join(plan[-1]) not in known and not cfg.table}
     failed = 0
     with ThreadPoolExecutor(cfg.jobs) as pool:
-        futures = [pool.submit(run, plan) for plan in left.values()]
+        futures = [pool.submit(run, plan, os.path.abspath(cfg.worlds)) for plan in left.values()]
         for future in tqdm(as_completed(futures), total=len(left), desc="runs", disable=not left):
             try:
                 line = future.result()

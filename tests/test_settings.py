@@ -336,3 +336,11 @@ def test_memory_estimate_by_hand():
     assert got["weights"] == got["gradients"] == got["reference"] == 4 * n / 2 ** 30 and got["adam"] == 8 * n / 2 ** 30
     assert got["cache"] * 2 ** 30 == 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * 4 * 1024 * 100
     assert "copy" not in got
+
+
+def test_a_model_too_big_is_said_before_it_runs(tmp_path, monkeypatch, capsys):
+    model, cfg = random_model(), common.parse_config(ngrpo.Config, ngrpo.PRESETS, ["--out", str(tmp_path / "run")])[0]
+    for gib, said in ((.001, False), (1e6, True)):
+        monkeypatch.setattr(common, "memory_estimate", lambda *_: dict(weights=gib))
+        common.open_run(cfg, "ngrpo", model, "a prompt")
+        assert ("more than there is: lower the largest part" in capsys.readouterr().out) == said
