@@ -6,6 +6,7 @@
         a series of the study's arms, reward unless named (dead, grad_norm, entropy, length): means of five
         steps, with one standard error over seeds; pass@k is held out, after training but for "before"
 """
+import itertools
 import json
 import math
 import os
@@ -93,8 +94,9 @@ def panel(title, what, curves, x0, y0, along):
     svg += [f'<text x="{x(last / 2)}" y="{y0 + HEIGHT - 10}" text-anchor="middle">{along}</text>',
             f'<text x="{x0 + 12}" y="{y(top / 2)}" transform="rotate(-90 {x0 + 12} {y(top / 2)})" '
             f'text-anchor="middle">{what}</text>']
+    colours = itertools.cycle(COLOURS)
     for i, (label, points) in enumerate(curves):
-        colour = COLOURS[i % len(COLOURS)]
+        colour = "#999" if label == "before" else next(colours)
         band = [f"{x(s):.1f},{y(p + e):.1f}" for s, p, e in points]
         band += [f"{x(s):.1f},{y(p - e):.1f}" for s, p, e in reversed(points)]
         path = " ".join(f"{x(s):.1f},{y(p):.1f}" for s, p, _ in points)

@@ -136,6 +136,10 @@ def compare(values, plain):
     return d.mean().item(), T975[n - 1] * se, (T975[n - 1] + T800[n - 1]) * se
 
 
+def seconds(line):
+    return line["mean"]["seconds_rollout"] + line["mean"]["seconds_update"]
+
+
 def table(lines):
     """The arms of one setting, a row each; differences are to the first."""
     arms, first = {}, lines[0]["arm"]
@@ -143,8 +147,8 @@ def table(lines):
         arms.setdefault(line["arm"], {})[line["seed"]] = line
     print(f"\n## {lines[0]['setting']}: {' '.join(lines[0]['command'][:-2])}\n")
     head = ["arm", "seeds", "pass@1 before, after", "less the first arm", "smallest seen", "pass@8",
-            "less the first arm", "dead, last quarter", "gradient norm: mean", "CV", "over 3 x median",
-            "best 5 steps' reward, last 5"]
+            "less the first arm", "last quarter: dead", "entropy", "gradient norm: mean", "CV",
+            "over 3 x median", "seconds / first arm's", "best 5 steps' reward, last 5"]
     if "learner_flops" in lines[0]["mean"]:
         head += ["rollout FLOPs / first arm's: learner", "explorer"]
     print("| " + " | ".join(head) + " |" + "\n|" + "---|" * len(head))
@@ -164,11 +168,14 @@ def table(lines):
                                             [arms[first][s]["evals"][-1][k] for s in both])
                 cells += [f"{mean:+.3f} ± {half:.3f}", f"{least:.3f}"][:1 + (k == "pass@1")]
         series = [runs[s]["series"] for s in seeds]
-        dead = [sum(x["dead"][-(len(x["dead"]) // 4):]) / (len(x["dead"]) // 4) for x in series]
+        quarter = len(series[0]["dead"]) // 4
+        late = [[sum(y or 0 for y in x[k][-quarter:]) / quarter for x in series] for k in ("dead", "entropy")]
         norms = [[g for g in x["grad_norm"] if g] for x in series]       # 0: no live group, no step
         cv = [torch.tensor(g).std().item() / torch.tensor(g).mean().item() for g in norms]
         smooth = [[sum(x["reward"][i:i + 5]) / 5 for i in range(len(x["reward"]) - 4)] for x in series]
-        columns = dead, [sum(g) / len(g) for g in norms], cv, list(map(spikes, norms)), list(map(max, smooth))
+        cost = [seconds(runs[s]) / seconds(arms[first].get(s, lines[0])) for s in seeds]
+        columns = (*late, [sum(g) / len(g) for g in norms], cv, list(map(spikes, norms)), cost,
+                   list(map(max, smooth)))
         cells += [f"{sum(v) / len(v):.3f}" for v in columns]
         cells[-1] += f", {sum(v[-1] for v in smooth) / len(smooth):.3f}"
         if "learner_flops" in lines[0]["mean"]:
