@@ -274,7 +274,7 @@ def saved_head(args):
     targets = torch.randint(49152, (T,), device=args.device)
 
     def ours():
-        return next(ngrpo.token_logps(hidden.clone().requires_grad_(), targets, head, 49152, 1.)).sum()
+        return ngrpo.token_logps(hidden.clone().requires_grad_(), targets, head, 49152, 1.)[0].sum()
 
     def naive():
         logits = F.linear(hidden.clone().requires_grad_(), head.weight) / 1.
@@ -297,7 +297,7 @@ def saved_update(args):
 
     def ours():
         model.activation_checkpointing_enable()                 # --grad_checkpoint
-        return loss(ngrpo.score(model, ids, lengths, torch.tensor([0]), mixed, V, 1.)[0])
+        return loss(ngrpo.score(model, ids, lengths, [0], mixed, V, 1.)[0])
 
     def naive():
         model.activation_checkpointing_disable()

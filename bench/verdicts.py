@@ -1,6 +1,6 @@
 """How often the answer checker is right, kind by kind, beside what huggingface/Math-Verify 0.9.0 decides.
 
-    python bench/answers.py ../shared/answers/peer_cases.jsonl
+    python bench/verdicts.py ../shared/answers/peer_cases.jsonl
 
 A line of the file: gold, pred (a bare answer, or a whole output where "completion" is true), equal, kind, and
 "arguable" where a verdict is a matter of policy; such a line is not scored. The peer's shares are those of the
