@@ -8,7 +8,6 @@ README beside the file, measured on the same clear cases; it took 6.6 ms a verdi
 Every wrong verdict is printed. Exit code 1 if there is a false positive.
 """
 import argparse
-import json
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from collections import defaultdict
 from statistics import median
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from answers import answers_equal, check_answer, extract_answer  # noqa: E402
+from common import answers_equal, check_answer, extract_answer, read_json  # noqa: E402
 
 PEER = dict(
     extraction=.930, choice=.684, mixed_number=.900, latex_format=1, inequality=1, degrees=.889, set=.964, fraction=.941,
@@ -28,8 +27,7 @@ PEER = dict(
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("cases", help="JSON lines with gold, pred, equal, kind")
-    with open(parser.parse_args(argv).cases, encoding="utf-8") as f:
-        cases = [case for case in map(json.loads, f) if not case.get("arguable")]
+    cases = [case for _, case in read_json(parser.parse_args(argv).cases) if not case.get("arguable")]
     kinds, seconds, false_positives = defaultdict(list), [], 0
     for case in cases:
         check, start = check_answer if case.get("completion") else answers_equal, time.perf_counter()
