@@ -566,8 +566,7 @@ def test_it_learns_from_the_explorer(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_demo(tmp_path, seed):
+def test_the_demo(tmp_path):
     """`python s2l_po.py` as it is; with seeds 1, 2, 3 it ended at .73, .76, .74, plain GRPO at .57 (seed 1)."""
-    before, after = learn(tmp_path, "--seed", str(seed))
+    before, after = learn(tmp_path)
     assert before < .3 and after > .66

@@ -257,14 +257,13 @@ def test_selected_logits_spread_the_weights_of_grpo_sg():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("world,flags", [
     ("rephrase", "--steps 30 --prompts 8 --group 8 --lr 1e-4"), ("rephrase", "--steps 30 --prompts 8 --group 32 --lr 1e-4"),
     ("explore", "--steps 48 --prompts 16 --group 8 --lr 3e-4")])
-def test_plain_grpo_leaves_something_to_win(tmp_path, world, flags, seed):
+def test_plain_grpo_leaves_something_to_win(tmp_path, world, flags):
     """As many steps as the methods get, no mixing: at least 25 points are left on the test set."""
     ngrpo.main(f"--model {TINY}/{world}/learner --data {TINY}/{world}/train.jsonl --eval_data {TINY}/{world}/test.jsonl "
-               f"--mix_rate 0 --seed {seed} --out {tmp_path}/o {flags}".split())
+               f"--mix_rate 0 --out {tmp_path}/o {flags}".split())
     with open(tmp_path / "o" / "metrics.jsonl") as f:
         last = [r for r in map(json.loads, f) if r["kind"] == "eval"][-1]
     assert last["problems"] >= 200 and last["pass@1"] <= .75
