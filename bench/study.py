@@ -55,32 +55,37 @@ TA = dict(grpo="--num_rephrasings 0", matched="--num_rephrasings 0 --group 32", 
           sampled="--anchor sampled", per_phrasing="--pool per_phrasing", copies="--matched True",
           dynamic="--num_rephrasings 0 --dynamic_sampling 4",       # as many rollouts at most
           ta_40="--data {tmp}/rephrase_96.jsonl")                   # of the 240 questions that the others see
-EASY = "--model {world}/learner --data {world}/easy_train.jsonl --eval_data {world}/easy_test.jsonl"
-HARD = "--model {{world}}/{0}/learner --data {{world}}/{0}/train.jsonl --eval_data {{world}}/{0}/test.jsonl"
+WORLD = "--model {0}/{1}learner --data {0}/{1}{2}train.jsonl --eval_data {0}/{1}{2}test.jsonl"
 
 
 def take(arms, *names):
     return {name: arms[name] for name in names}
 
 
+def anew(world):
+    """Settings of plain GRPO and each method in a world of tiny/make.py's, its models pretrained anew."""
+    easy, explore, rephrase = (WORLD.format(world, *part) for part in (
+        ("", "easy_"), ("explore/", ""), ("rephrase/", "")))
+    return [("easy, N-GRPO", "ngrpo.py", f"--steps 40 --lr 1e-4 {easy}", take(NGRPO, "off", "ngrpo")),
+            ("easy, lr 1e-4, 1 update", "grpo_sg.py", f"--steps 40 --lr 1e-4 {easy}", take(SG, "none", "sg")),
+            ("easy, lr 3e-4, 4 updates", "grpo_sg.py", f"--steps 40 --lr 3e-4 --minibatches 4 {easy}",
+             take(SG, "none", "sg")),
+            ("explore", "s2l_po.py", f"{explore} --explorer {world}/explore/explorer",
+             take(S2L, "off", "linear")),
+            ("rephrase", "ta_grpo.py", rephrase, take(TA, "matched", "ta"))]
+
+
 STUDIES = dict(                             # study: [(setting, script, flags of all arms, {arm: its flags})]
-    ngrpo=[("easy, N-GRPO", "ngrpo.py", "--steps 40 --lr 1e-4", NGRPO)],
+    ngrpo=[("easy, N-GRPO", "ngrpo.py", "--steps 40 --lr 1e-4", NGRPO),
+           ("explore, N-GRPO", "ngrpo.py", "--steps 48 --lr 3e-4 " + WORLD.format("tiny", "explore/", ""),
+            take(NGRPO, "off", "ngrpo", "rho_2"))],
     sg=[("easy, lr 1e-4, 1 update", "grpo_sg.py", "--steps 40 --lr 1e-4", SG),
         ("easy, lr 3e-4, 4 updates", "grpo_sg.py", "--steps 40 --lr 3e-4 --minibatches 4", SG)],
     s2l=[("explore, lr 3e-4", "s2l_po.py", "", S2L)],
     ta=[("rephrase", "ta_grpo.py", "", TA)],
     s2l_more=[("explore, lr 1e-4", "s2l_po.py", "--lr 1e-4", dict(off=S2L["off"], linear="")),
               ("explore, another end of the explorer, TIS", "s2l_po.py", "", MORE)],
-    worlds=[(f"world {w}: {setting}", script, flags.replace("{world}", f"{{worlds}}/{w}"), arms)
-            for w in (1, 2) for setting, script, flags, arms in (
-                ("easy, N-GRPO", "ngrpo.py", f"--steps 40 --lr 1e-4 {EASY}", take(NGRPO, "off", "ngrpo")),
-                ("easy, lr 1e-4, 1 update", "grpo_sg.py", f"--steps 40 --lr 1e-4 {EASY}",
-                 take(SG, "none", "sg")),
-                ("easy, lr 3e-4, 4 updates", "grpo_sg.py", f"--steps 40 --lr 3e-4 --minibatches 4 {EASY}",
-                 take(SG, "none", "sg")),
-                ("explore", "s2l_po.py", f"--explorer {{world}}/explore/explorer {HARD.format('explore')}",
-                 take(S2L, "off", "linear")),
-                ("rephrase", "ta_grpo.py", HARD.format("rephrase"), take(TA, "matched", "ta")))])
+    worlds=[(f"world {w}: {setting}", *rest) for w in (1, 2) for setting, *rest in anew(f"{{worlds}}/{w}")])
 
 
 def planned(only, seeds, quick):
