@@ -26,7 +26,7 @@ Where paper and released code part or the paper is silent, and what this file do
     D2 pi_old on explorer rows is the learner, as in the release; --ratio behaviour has pi_w, as Eq. 2,
        --ratio tis weighs the loss by min(pi_old / pi_w, 2): the release has that and does not use it
     D3 a ratio per token and the mean over tokens; Eq. 2 has both by row, the release's mean is by micro-batch
-    D4 minibatches are cut by prompts, so every schedule makes as many updates; the release's makes 5 x GRPO's
+    D4 minibatches are cut by prompts, so every schedule makes as many updates; the release's makes 2 to 5 x GRPO's
     D5 one reward for both, 1 or 0; the release grades one leniently 1 or 0, the other strictly 1 or -1
     D6 the explorer samples as the run goes; the release reads 32 rows a prompt from a file, cut to 4096
     D7 counts in integers: ceil of floats is one off in places (N 13, G 12); N = 1 is one step of explorer
@@ -127,7 +127,7 @@ PAPER = dict(                                       # section 4.1, appendix C; t
     eval_temperature=.7, eval_top_p=.8)
 PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/explore/test.jsonl"]), paper=PAPER, one_gpu=PAPER | dict(
     model="Qwen/Qwen3-1.7B-Base", explorer="Qwen/Qwen3-0.6B-Base", steps=100, prompts=32, group=8,
-    minibatches=2, max_new_tokens=2048, max_rows=128, save_every=10, eval_every=25, eval_samples=4, ks=[1, 4],
+    minibatches=2, max_new_tokens=2048, max_rows=64, save_every=10, eval_every=25, eval_samples=4, ks=[1, 4],
     eval_data=["HuggingFaceH4/MATH-500::test"]))                        # sizes are ours, not yet measured
 
 

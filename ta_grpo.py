@@ -119,7 +119,7 @@ PAPER = dict(                                       # v1 where known; the rest: 
     lr=1e-6, warmup=18, lr_schedule="cosine", weight_decay=.01, micro_tokens=16384, grad_checkpoint=True,
     max_rows=256, eval_every=50, eval_problems=500, eval_samples=32, eval_temperature=.6, eval_top_p=.95)
 PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/rephrase/test.jsonl"]), paper=PAPER, one_gpu=PAPER | dict(
-    steps=100, prompts=16, warmup=10, kl_coef=.001, max_rows=128, probe=16, eval_samples=8, ks=[1, 4, 8],
+    steps=100, prompts=16, warmup=10, kl_coef=.001, max_rows=64, probe=16, eval_samples=8, ks=[1, 4, 8],
     eval_data=["math-ai/amc23::test"]))             # sizes are ours, not yet measured
 
 
