@@ -26,7 +26,7 @@ Where paper and released code part or the paper is silent, and what this file do
     D2 pi_old on explorer rows is the learner, as in the release; --ratio behaviour has pi_w, as Eq. 2,
        --ratio tis weighs the loss by min(pi_old / pi_w, 2): the release has that and does not use it
     D3 a ratio per token and the mean over tokens; Eq. 2 has both by row, the release's mean is by micro-batch
-    D4 minibatches are cut by prompts, so every schedule makes as many updates; the release's makes 2 to 5 x GRPO's
+    D4 minibatches are cut by prompts: all schedules make as many updates; the release's 2 to 5 x GRPO's
     D5 one reward for both, 1 or 0; the release grades one leniently 1 or 0, the other strictly 1 or -1
     D6 the explorer samples as the run goes; the release reads 32 rows a prompt from a file, cut to 4096
     D7 counts in integers: ceil of floats is one off in places (N 13, G 12); N = 1 is one step of explorer
