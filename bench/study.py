@@ -37,8 +37,8 @@ T800 = (math.nan, 1.376, 1.061, .978, .941, .920, .906, .896, .889, .883)
 
 NGRPO = dict(off="--mix_rate 0", ngrpo="", rho_2="--mix_rate .2", rho_10="--mix_rate 1", l2="--mix_metric l2",
              l1="--mix_metric l1", gaussian="--mixer gaussian", soft="--mixer soft",
-             sampled_label="--mix_label sampled", mix_at_eval="--mix_at_eval True",
-             gspo_off="--objective gspo --mix_rate 0", gspo="--objective gspo")
+             sampled_label="--mix_label sampled", mix_at_eval="--mix_at_eval True")
+GSPO = dict(off="--mix_rate 0", ngrpo="", gspo_off="--objective gspo --mix_rate 0", gspo="--objective gspo")
 SG = dict(none="--weighting none", sg="", reverse="--weighting reverse",
           constant="--weight_low 1.15 --weight_high 1.15",      # about sg's mean here, without its shape
           top_entropy="--weighting top_entropy", ar="--weighting ar", lopti="--weighting lopti",
@@ -77,6 +77,7 @@ def anew(world):
 
 STUDIES = dict(                             # study: [(setting, script, flags of all arms, {arm: its flags})]
     ngrpo=[("easy, N-GRPO", "ngrpo.py", "--steps 40 --lr 1e-4", NGRPO),
+           ("easy, N-GRPO, 4 updates", "ngrpo.py", "--steps 40 --lr 1e-4 --minibatches 4", GSPO),    # one: alike
            ("explore, N-GRPO", "ngrpo.py", "--steps 48 --lr 3e-4 " + WORLD.format("tiny", "explore/", ""),
             take(NGRPO, "off", "ngrpo", "rho_2"))],
     sg=[("easy, lr 1e-4, 1 update", "grpo_sg.py", "--steps 40 --lr 1e-4", SG),
@@ -175,7 +176,7 @@ def table(lines):
         series = [runs[s]["series"] for s in seeds]
         quarter = len(series[0]["dead"]) // 4
         late = [[sum(y or 0 for y in x[k][-quarter:]) / quarter for x in series] for k in ("dead", "entropy")]
-        norms = [[g for g in x["grad_norm"] if g] for x in series]       # 0: no live group, no step
+        norms = [[g for g in x["grad_norm"] if g] or [math.nan] for x in series]    # 0: no live group
         cv = [torch.tensor(g).std().item() / torch.tensor(g).mean().item() for g in norms]
         smooth = [[sum(x["reward"][i:i + 5]) / 5 for i in range(len(x["reward"]) - 4)] for x in series]
         cost = [seconds(runs[s]) / seconds(arms[first].get(s, lines[0])) for s in seeds]
