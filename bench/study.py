@@ -77,7 +77,8 @@ def anew(world):
 
 STUDIES = dict(                             # study: [(setting, script, flags of all arms, {arm: its flags})]
     ngrpo=[("easy, N-GRPO", "ngrpo.py", "--steps 40 --lr 1e-4", NGRPO),
-           ("easy, N-GRPO, 4 updates", "ngrpo.py", "--steps 40 --lr 1e-4 --minibatches 4", GSPO),    # one: alike
+           # with one update a rollout every ratio is 1, and GSPO is GRPO
+           ("easy, N-GRPO, 4 updates", "ngrpo.py", "--steps 40 --lr 1e-4 --minibatches 4", GSPO),
            ("explore, N-GRPO", "ngrpo.py", "--steps 48 --lr 3e-4 " + WORLD.format("tiny", "explore/", ""),
             take(NGRPO, "off", "ngrpo", "rho_2"))],
     sg=[("easy, lr 1e-4, 1 update", "grpo_sg.py", "--steps 40 --lr 1e-4", SG),
