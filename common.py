@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -30,6 +31,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.hf_argparser import HfArgumentParser
 
 from answers import answers_equal, check_answer, exact_match, extract_answer, readable  # noqa: F401
+
+torch.backends.cuda.enable_cudnn_sdp(False)     # plans anew at every length of the cache (pytorch PR190388)
 
 
 def refuse(sentence, error=""):
@@ -56,10 +59,9 @@ def parse_config(Config, presets, argv=None):
     parser = HfArgumentParser(Config, allow_abbrev=False)
     parser.set_defaults(**(saved or presets[known.preset]))
     cfg = Config(**vars(parser.parse_args(argv)))
-    changed = {k for k in saved if getattr(cfg, k) != saved[k]}
-    free = {"resume", "out", "save_every", "eval_every", "micro_tokens", "max_rows", "grad_checkpoint",
-            "steps" if cfg.lr_schedule == "constant" else ""}
-    if changed := changed - free:
+    free = {"resume", "out", "device", "save_every", "eval_every", "micro_tokens", "max_rows",
+            "grad_checkpoint", "steps" if cfg.lr_schedule == "constant" else ""}
+    if changed := {k for k in saved if getattr(cfg, k) != saved[k]} - free:
         refuse(f"--resume {known.resume}: --{', --'.join(sorted(changed))} would make it another run")
     if state and cfg.steps < state["step"]:
         refuse(f"--resume {known.resume}: it has {state['step']} steps already; raise --steps")
@@ -69,7 +71,7 @@ def parse_config(Config, presets, argv=None):
     try:
         torch.zeros(1, device=cfg.device)
     except (RuntimeError, AssertionError) as error:
-        refuse(f"--device {cfg.device}: not available here", error)
+        refuse(f"--device {cfg.device}: not available here, unlike --device cpu", error)
     cfg.compute_dtype = cfg.compute_dtype or ("bfloat16" if cfg.device.startswith("cuda") else "float32")
     odd = [k for k, v in vars(cfg).items() if isinstance(v, (int, float)) and not 0 <= v < math.inf]
     for fine, why in (
@@ -109,7 +111,7 @@ def load_model(name, device="cpu", dtype=torch.float32):
                     setattr(part, key, 0.)
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, config=config, dtype=dtype).to(device).eval()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:         # ImportError: a quantised model's package
         refuse(f"model {name}: cannot be loaded", error)
     if hasattr(config, "hidden_size_per_layer_input"):
         refuse(f"model {name}: {config.model_type} reads ids in every layer, an embedding is not enough")
@@ -207,9 +209,8 @@ def memory_estimate(model, cfg, length):
     dim = getattr(config, "head_dim", None) or width // config.num_attention_heads
     rows = min(cfg.max_rows, max(cfg.prompts * cfg.group, cfg.eval_problems * cfg.eval_samples))
     layers, kept = (2, 4 * config.num_hidden_layers) if cfg.grad_checkpoint else (config.num_hidden_layers, 0)
-    V = config.vocab_size
     parts = dict(weights=4 * n, gradients=4 * n, adam=8 * n, copy=n * size * (size == 2),
-                 head=8 * V * width + 2 ** 28, sampling=24 * V * rows,
+                 head=8 * config.vocab_size * width + 2 ** 28, sampling=24 * config.vocab_size * rows,
                  reference=4 * n * (cfg.kl_coef > 0),
                  acts=(17 * size * layers + kept) * width * cfg.micro_tokens,
                  cache=2 * config.num_hidden_layers * heads * dim * size * rows * length)
@@ -240,7 +241,7 @@ def encode_problems(cfg, model, tokenizer, sets):
     if cfg.grad_checkpoint and not model.supports_gradient_checkpointing:
         refuse(f"--grad_checkpoint True: {model.config.model_type} cannot recompute its layers")
     if limit < 1:
-        refuse(f"--max_new_tokens {cfg.max_new_tokens} leaves no room for a prompt in {room} positions")
+        refuse(f"{cfg.max_new_tokens} new tokens leave no room in {room} positions: lower --max_new_tokens")
     for name, problems in sets if cfg.eval_problems else sets[:1]:
         problems = problems[:cfg.eval_problems] if kept else problems
         for p in problems:
@@ -269,7 +270,8 @@ def load_problems(path):
     """A list of {"id", "question", "answer", "rephrasings"}; answer: a string, or a list of accepted strings.
     path: JSON lines, one JSON array, or a hub data set owner/name[:config[:split]], read with the optional
     package `datasets`. A bad line stops the program with file, line and reason: nothing is dropped unseen."""
-    if os.path.exists(path) or path.endswith((".json", ".jsonl")):
+    local = os.path.exists(path) or path.endswith((".json", ".jsonl"))
+    if local:
         records = read_json(path)
     else:
         try:
@@ -278,14 +280,15 @@ def load_problems(path):
             records = enumerate(datasets.load_dataset(name, config or None, split=split or "train"), 1)
         except ImportError:
             refuse(f"{path}: no such file; to read it as a hub data set, pip install datasets")
-        except (OSError, ValueError) as error:          # missing, gated, no network: all are one of these
+        except (OSError, ValueError, RuntimeError) as error:    # missing, gated, no network, a script
             refuse(f"{path}: no such file or readable data set", error)
     problems = {line: read_problem(record, f"{path}, line {line}") for line, record in records}
     if not problems:
         refuse(f"{path}: the file is empty")
     if bad := [line for line, p in problems.items() if not p["answer"]]:
-        refuse(f"{path}: {len(bad)} of {len(problems)} answers cannot be read, the first in line {bad[0]}")
-    return list(problems.values())
+        (refuse if local or len(bad) == len(problems) else print)(      # a hub's lines are not ours to mend
+            f"{path}: {len(bad)} of {len(problems)} answers cannot be read, the first in line {bad[0]}")
+    return [p for p in problems.values() if p["answer"]]
 
 
 def read_json(path):
@@ -318,7 +321,7 @@ def read_problem(record, where):
     fields = "answer", "final_answer", "target", "solution_text_format"
     found = [record[k] for k in fields if record.get(k) not in (None, "", [])]
     found += [extract_answer(record["solution"])] if isinstance(record.get("solution"), str) else []
-    if not found or found[0] is None:           # of a solution its last box counts, never the whole text
+    if not found:                               # of a solution its last box counts, never the whole text
         refuse(f"{where}: no answer (text or number or list in \"answer\", or a box in \"solution\")")
     golds = [read_gold(g) for g in (found[0] if isinstance(found[0], list) else found[:1])]
     rephrasings = record.get("rephrasings") or []
@@ -329,8 +332,9 @@ def read_problem(record, where):
     identity = hashlib.sha256(question.encode()).hexdigest()[:12] if identity in (None, "") else str(identity)
     if record.get("choices") and all(golds):            # lettered in an order fixed by the id
         choices, letters = record["choices"], "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-        right = choices.index(golds[0]) if golds[0] in choices else letters.find(golds[0])
-        if not isinstance(choices, list) or not 0 <= right < len(choices) <= 26 or len(golds[0]) > 1 and (
+        listed = isinstance(choices, list)
+        right = choices.index(golds[0]) if listed and golds[0] in choices else letters.find(golds[0])
+        if not listed or not 0 <= right < len(choices) <= 26 or len(golds[0]) > 1 and (
                 golds[0] not in choices):
             refuse(f"{where}: the answer is neither one of the choices nor the letter of one")
         order = random.Random(identity).sample(range(len(choices)), len(choices))
@@ -342,7 +346,7 @@ def read_problem(record, where):
 
 def read_gold(gold):
     """The bare answer of a gold field, after GSM8K's #### or in the last box of a solution; "" if broken."""
-    if isinstance(gold, bool) or not isinstance(gold, (str, int, float)):
+    if isinstance(gold, bool) or not isinstance(gold, (str, int, float)) or gold != gold:       # nan
         return ""
     gold = str(gold).strip()
     gold = (extract_answer(gold) or "") if "####" in gold or "\\boxed" in gold else gold
@@ -421,16 +425,15 @@ def open_run(cfg, name, model, prompt, state=None):
     if cfg.device == "cpu" and sum(p.numel() for p in model.parameters()) < 1e7:
         torch.set_num_threads(1)                # on busy cores a tiny model's threads wait for each other
     if cfg.device.startswith("cuda") and cfg.compute_dtype == "bfloat16":
-        torch.set_float32_matmul_precision("high")      # TF32 for the head: far below bfloat16's own rounding
+        torch.set_float32_matmul_precision("high")      # TF32: head, cosines; far below bfloat16's rounding
     for key, value in vars(cfg).items():
         print(f"{key:>18} {value}")
     parts = memory_estimate(model, cfg, cfg.max_prompt_tokens + cfg.max_new_tokens)
     has = (torch.cuda.get_device_properties(cfg.device).total_memory if cfg.device.startswith("cuda")
            else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 2 ** 30
-    print(f"memory: about {sum(parts.values()):.1f} of {has:.0f} GiB:",
-          *(f"{k} {v:.2f}" for k, v in parts.items()))
-    if sum(parts.values()) > has:
-        print("more than there is: lower the largest part by --max_rows, --micro_tokens or a smaller --model")
+    needs, lower = sum(parts.values()), "lower --max_rows, --micro_tokens or take a smaller --model"
+    print(f"memory: about {needs:.1f} of {has:.0f} GiB:", *(f"{k} {v:.2f}" for k, v in parts.items()),
+          f"\nmore than there is: {lower}" * (needs > has))
     print(f"first prompt: {prompt!r}", flush=True)
     out = cfg.out or cfg.resume or os.path.join("out", f"{name}-{time.strftime('%m%d-%H%M%S')}-{os.getpid()}")
     try:
@@ -450,11 +453,10 @@ def open_run(cfg, name, model, prompt, state=None):
 
 def provenance(device):
     """Where a figure comes from: git revision, device, threads, versions."""
-    try:
+    git = ""
+    with suppress(OSError):                                     # no git on this machine
         git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=os.path.dirname(os.path.abspath(__file__)),
                              capture_output=True, text=True).stdout.strip()
-    except OSError:                                             # no git on this machine
-        git = ""
     name = torch.cuda.get_device_name(device) if "cuda" in str(device) else f"{device}, {platform.machine()}"
     return dict(git=git, device=name, threads=torch.get_num_threads(),
                 torch=torch.__version__, transformers=transformers.__version__)
@@ -492,10 +494,8 @@ def cut_log(source, target, step):
     """Copy the lines a run had written up to its checkpoint; an evaluation there comes again if it is due."""
     lines = []
     for text in open(source, encoding="utf-8").read().split("\n") if os.path.exists(source) else ():
-        try:
+        with suppress(json.JSONDecodeError):    # a kill or a full disk cut it short
             lines.append(json.loads(text))
-        except json.JSONDecodeError:            # a kill or a full disk cut it short
-            continue
     lines = [x for x in lines if x.get("step", -1) + (x.get("kind") == "eval") <= step]
     with open(target + ".tmp", "w") as f:
         f.writelines(json.dumps(x) + "\n" for x in lines)

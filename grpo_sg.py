@@ -135,7 +135,7 @@ class Config:
     save_every: int = HfArg(default=10, help="steps between checkpoints; 0: at the end only")
 
 
-PAPER = dict(                                       # Table 6; the rest: the base code or ours
+PAPER = dict(device="cuda",                         # Table 6; the rest: the base code or ours
     model="Qwen/Qwen2.5-7B", data="agentica-org/DeepScaleR-Preview-Dataset", chat_template="none",
     eval_data=["HuggingFaceH4/MATH-500::test", "math-ai/amc23::test", "math-ai/aime24::test"],
     prompt_format="{question} Let's think step by step and output the final answer within \\boxed{{}}.",

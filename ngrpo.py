@@ -119,7 +119,7 @@ class Config:
     save_every: int = HfArg(default=10, help="steps between checkpoints; 0: at the end only")
 
 
-PAPER = dict(                                       # Table 6, appendix A; the rest: the release or ours
+PAPER = dict(device="cuda",                         # Table 6, appendix A; the rest: the release or ours
     model="deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", data="agentica-org/DeepScaleR-Preview-Dataset",
     eval_data=["math-ai/aime25::test", "math-ai/amc23::test", "HuggingFaceH4/MATH-500::test"], ks=[1, 16, 32],
     prompt_format="{question} Let's think step by step and output the final answer within \\boxed{{}}.",
@@ -396,7 +396,7 @@ def train(cfg, model, tokenizer, eos_ids, V, problems, eval_sets, out, state):
             table = F.normalize(table, dim=1) if cfg.mix_metric == "cosine" else table
             how["near"] = torch.full((V, cfg.mix_k), -1, device=device)
             how["near"][anchors] = nearest(table, anchors, cfg.mix_k, cfg.mix_metric)           # in one go
-            how["table"] = table if len(anchors) < V else None
+            table = how["table"] = table if len(anchors) < V else None      # on CUDA it is not kept
         if done and (stop or done == cfg.steps or cfg.save_every and done % cfg.save_every == 0):
             save_checkpoint(out, dict(step=done, config=vars(cfg), anchors=anchors, model=model.state_dict(),
                                       optimizer=optimizer.state_dict()))

@@ -117,7 +117,7 @@ class Config:
     save_every: int = HfArg(default=10, help="steps between checkpoints; 0: at the end only")
 
 
-PAPER = dict(                                       # section 4.1, appendix C; the rest: the release or ours
+PAPER = dict(device="cuda",                         # section 4.1, appendix C; the rest: the release or ours
     model="Qwen/Qwen3-8B-Base", explorer="Qwen/Qwen3-1.7B-Base", data="haizhongzheng/DAPO-Math-17K-cleaned",
     eval_data=["math-ai/aime24::test", "math-ai/aime25::test", "HuggingFaceH4/MATH-500::test"], ks=[1, 16],
     prompt_format="{question}\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
@@ -128,7 +128,7 @@ PAPER = dict(                                       # section 4.1, appendix C; t
 PRESETS = dict(tiny=dict(eval_data=[f"{HERE}/tiny/explore/test.jsonl"]), paper=PAPER, one_gpu=PAPER | dict(
     model="Qwen/Qwen3-1.7B-Base", explorer="Qwen/Qwen3-0.6B-Base", steps=100, prompts=32, group=8,
     minibatches=2, max_new_tokens=2048, max_rows=64, save_every=10, eval_every=25, eval_samples=4, ks=[1, 4],
-    eval_data=["HuggingFaceH4/MATH-500::test"]))                        # sizes are ours, not yet measured
+    eval_problems=100, eval_data=["HuggingFaceH4/MATH-500::test"]))    # sizes are ours, not yet measured
 
 
 # --- sampling and scoring: temperature and log-softmax stand in vocab_logps alone ---------------------------
@@ -177,11 +177,12 @@ def explorer_count(step, G, schedule, anneal, constant=0):
 
 
 def nucleus(logp, top_p):
-    """Log-probability of what sample may draw, (n, V) -> (n,): a token that it drew had that much more."""
+    """Log-probs of the likeliest tokens that make up top_p, renormalised, the others -inf: both (n, V)."""
     if not 0 < top_p < 1:
-        return 0.
-    ranked = logp.exp().sort(dim=-1, descending=True).values
-    return ranked.masked_fill(ranked.cumsum(-1) - ranked >= top_p, 0).sum(-1).log()
+        return logp
+    ranked, order = logp.sort(dim=-1, descending=True)
+    ranked = ranked.masked_fill(ranked.exp().cumsum(-1) - ranked.exp() >= top_p, -torch.inf)
+    return logp.scatter(1, order, ranked).log_softmax(-1)
 
 
 def join(parts, B):
@@ -194,9 +195,8 @@ def join(parts, B):
 def denominator(own, sampled, foreign, ratio):
     """log pi_old and the weight of the loss, (n, T) without gradient. own: the learner's log-probs before the
     update; sampled: those the tokens were drawn with; foreign (n, 1): the explorer's rows."""
-    weight = torch.ones_like(own)
-    if ratio == "tis":
-        weight = (own - sampled).clamp(-20, 20).exp().clamp(max=2).where(foreign, weight)
+    tis = (own - sampled).clamp(-20, 20).exp().clamp(max=2)
+    weight = tis.where(foreign & (ratio == "tis"), 1)
     return sampled.where(foreign, own) if ratio == "behaviour" else own, weight                       # (2)
 
 
@@ -222,10 +222,10 @@ def rollout(model, head, prompts, u, temperature, eos_ids, V, top_p=1., max_rows
         hidden, position, done = hidden[parent], mask.sum(1)[parent], parent < 0      # none yet
         mask = torch.cat([mask[parent], mask.new_ones(len(rows), T)], 1).bool()
         for t in tqdm(range(T), desc="rollout", disable=None, leave=False):
-            logp = vocab_logps(hidden, head, V, temperature)
-            token = sample(logp, u[rows, t], top_p)
+            logp = nucleus(vocab_logps(hidden, head, V, temperature), top_p)
+            token = sample(logp, u[rows, t], float(top_p > 0))
             tokens[rows, t] = token.where(~done, 0)
-            logps[rows, t] = (logp.gather(1, token[:, None])[:, 0] - nucleus(logp, top_p)).where(~done, 0)
+            logps[rows, t] = logp.gather(1, token[:, None])[:, 0].where(~done, 0)
             lengths[rows] += ~done
             done |= torch.isin(token, eos_ids)
             finished = int(done.sum()) if t % 16 == 0 or not u.is_cuda else 0   # on CUDA it waits for the GPU
@@ -448,7 +448,7 @@ def main(argv=None):
         if its_tokenizer.get_vocab() != tokenizer.get_vocab() or its_V != V:
             refuse(f"--explorer {cfg.explorer}: its token ids are not those of --model {cfg.model}")
         explorer.requires_grad_(False)
-        print(f"explorer: {explorer.num_parameters() / 2 ** 28:.2f} GiB in float32 beside the memory below")
+        print(f"explorer: {explorer.num_parameters() / 1e9:.2f}e9 parameters beside the memory below")
         eos_ids = torch.cat([eos_ids, its_eos]).unique()                                        # D8
         sets[:1] = encode_problems(cfg, explorer, tokenizer, sets[:1])      # what fits its positions, too
     (_, problems), *eval_sets = encode_problems(cfg, model, tokenizer, sets)

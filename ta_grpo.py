@@ -111,7 +111,7 @@ class Config:
     save_every: int = HfArg(default=10, help="steps between checkpoints; 0: at the end only")
 
 
-PAPER = dict(                                       # v1 where known; the rest: the release or ours
+PAPER = dict(device="cuda",                         # v1 where known; the rest: the release or ours
     model="Qwen/Qwen3-1.7B", data="math_rephrased.jsonl",       # of MATH, by bench/rephrase.py
     eval_data=["math-ai/aime24::test", "math-ai/aime25::test", "math-ai/amc23::test"], ks=[1, 4, 16, 32],
     prompt_format="Reason step by step, put the final answer in \\boxed{{}} and stop there.\n{question}",

@@ -178,7 +178,7 @@ def test_longrope_stays_below_its_switch(monkeypatch, tmp_path, capsys):
     assert max(line["logp_gap_max"] for line in steps) < 1e-4
     assert "2 prompts longer than 5 tokens dropped" in capsys.readouterr().out
     said = refused(capsys, lambda: trained(monkeypatch, tmp_path, folder, "--max_new_tokens", "21"))
-    assert "--max_new_tokens 21 leaves no room for a prompt in 21 positions" in said
+    assert "21 new tokens leave no room in 21 positions: lower --max_new_tokens" in said
 
 
 @pytest.mark.parametrize("kind,changes", [

@@ -1,7 +1,11 @@
 """What a user can get wrong ends in one sentence and exit code 2, in process, before a model is loaded."""
 import json
+import sys
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+import torch
 from conftest import TINY
 
 import common
@@ -21,22 +25,46 @@ def refused(capsys, monkeypatch, *argv):
     ("", "is empty"), ("\n\n", "is empty"), ('{"question": "q", "answer": "1"}\n{oops\n', "line 2: not JSON"),
     ('{"question": "q", "answer": "1"}\n\n{"question": "", "answer": "1"}', "line 3: no question"),
     ('{"question": "q", "answer": ""}', "line 1: no answer"), ('{"question": "q"}', "line 1: no answer"),
-    ('{"question": "q", "solution": "no box here \\\\boxed{"}', "line 1: no answer"), ('[1, 2]', "line 1: an object"),
+    ('{"question": "q", "solution": "no box here \\\\boxed{"}', "1 of 1 answers cannot be read"), ('[1, 2]', "line 1: an object"),
     ('[{"question": 1', "not JSON"), ('{"question": "q", "answer": true}', "1 of 1 answers cannot be read, the first in line 1"),
     ('{"question": "q", "answer": "1", "rephrasings": [{"text": " "}]}', "line 1: rephrasings must be"),
     ('{"question": "q", "answer": "1", "rephrasings": 3}', "line 1: rephrasings must be"),
     ('{"prompt": ["text"], "answer": "1"}', "line 1: no question"),
-    ('{"question": "q", "answer": "", "solution": "it is five"}', "line 1: no answer"),
+    ('{"question": "q", "answer": "", "solution": "it is five"}', "1 of 1 answers cannot be read"),
     ('{"question": "q", "answer": "1"}\n' + 2 * '{"question": "q", "answer": "so ####"}\n',
      "2 of 3 answers cannot be read, the first in line 2"),
     ('{"question": "q", "answer": "BC", "choices": ["x", "y", "z"]}', "line 1: the answer is neither"),
-    ('{"question": "q", "answer": "z", "choices": ["x", "y"]}', "line 1: the answer is neither")])
+    ('{"question": "q", "answer": "z", "choices": ["x", "y"]}', "line 1: the answer is neither"),
+    ('{"question": "q", "answer": "A", "choices": {"A": "x"}}', "line 1: the answer is neither"),
+    ('{"question": "q", "answer": "1", "choices": 3}', "line 1: the answer is neither"),
+    ('{"question": "q", "answer": NaN}', "1 of 1 answers cannot be read")])
 def test_bad_problem_files(tmp_path, capsys, monkeypatch, text, reason):
     """A gold that cannot be read stops the run, it earns no reward (open-r1 PR566; cookbook issue335)."""
     path = tmp_path / "bad.jsonl"
     path.write_text(text)
     said = refused(capsys, monkeypatch, "--data", str(path))
     assert str(path) in said and reason in said
+
+
+def test_unreadable_answers_of_a_hub_set_are_counted_and_left_out(capsys, monkeypatch):
+    """MATH has boxes without braces, and empty ones: nobody can mend these where they are."""
+    rows = [dict(problem="q", solution=f"so \\boxed{s}") for s in ("{1}", " 2", "{}", "{4}")]
+    fake = SimpleNamespace(load_dataset=lambda *_, **__: rows)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    assert [p["answer"] for p in common.load_problems("owner/name")] == ["1", "4"]
+    assert "owner/name: 2 of 4 answers cannot be read, the first in line 2" in capsys.readouterr().out
+    rows[:] = rows[1:3]
+    with pytest.raises(SystemExit):
+        common.load_problems("owner/name")
+    fake.load_dataset = mock.Mock(side_effect=RuntimeError("scripts are no longer supported"))
+    with pytest.raises(SystemExit):
+        common.load_problems("owner/name")
+    assert "scripts are no longer supported" in capsys.readouterr().err
+
+
+def test_presets_for_a_gpu_do_not_start_on_a_cpu(capsys, monkeypatch):
+    if not torch.cuda.is_available():
+        assert "--device cuda: not available here, unlike --device cpu" in refused(capsys, monkeypatch, "--preset", "one_gpu")
 
 
 @pytest.mark.parametrize("argv,reason", [
@@ -60,7 +88,7 @@ def test_bad_flags(capsys, monkeypatch, argv, reason):
     (["--prompt_format", "{question} \\boxed{}"], "double other braces"),
     (["--prompt_format", "{question}{question.x}"], "double other braces"),
     (["--max_prompt_tokens", "3"], "no prompt has at most 3 tokens"),
-    (["--max_new_tokens", "300"], "leaves no room")])
+    (["--max_new_tokens", "300"], "leave no room")])
 def test_sizes_that_do_not_fit_the_model(capsys, argv, reason):
     """These need the tokenizer or the model's sizes, so the model is there, but no step is made."""
     with pytest.raises(SystemExit) as stop:
@@ -115,7 +143,7 @@ def test_help_prints(capsys):
 @pytest.mark.parametrize("preset", ["one_gpu", "paper"])
 def test_prompt_asks_for_what_the_checker_reads(preset):
     """A model never told to box its answer earns nothing for ever (open-r1 issue235)."""
-    cfg, _ = common.parse_config(ngrpo.Config, ngrpo.PRESETS, ["--preset", preset])
+    cfg, _ = common.parse_config(ngrpo.Config, ngrpo.PRESETS, ["--preset", preset, "--device", "cpu"])
     asked = cfg.prompt_format.format(question="What is 2 + 3?")
     assert asked.startswith("What is 2 + 3? ") and asked.endswith("the final answer within \\boxed{}.")
     assert common.check_answer(asked.replace("{}", "{5}"), "5")

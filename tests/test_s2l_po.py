@@ -214,10 +214,10 @@ def test_nucleus_is_what_sample_draws_from():
     u = torch.rand(300, generator=torch.Generator().manual_seed(1))
     for top_p in (.3, .95):
         wanted = torch.tensor(np.stack([oracle_logp(z.double().numpy(), 1., top_p) for z in logp]))
-        token = sample(logp, u, top_p)
-        got, wanted = (v.gather(1, token[:, None])[:, 0].double() for v in (logp - nucleus(logp, top_p)[:, None], wanted))
-        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
-    assert nucleus(logp, 1.) == nucleus(logp, 0.) == 0
+        got = nucleus(logp, top_p)
+        torch.testing.assert_close(got.double(), wanted, atol=1e-5, rtol=0)
+        assert torch.equal(sample(got, u), sample(logp, u, top_p))          # as sample itself would have cut
+    assert nucleus(logp, 1.) is nucleus(logp, 0.) is logp
 
 
 @pytest.mark.parametrize("temperature,top_p", [(1., 1.), (.7, .95), (1.4, .5)])

@@ -343,4 +343,4 @@ def test_a_model_too_big_is_said_before_it_runs(tmp_path, monkeypatch, capsys):
     for gib, said in ((.001, False), (1e6, True)):
         monkeypatch.setattr(common, "memory_estimate", lambda *_: dict(weights=gib))
         common.open_run(cfg, "ngrpo", model, "a prompt")
-        assert ("more than there is: lower the largest part" in capsys.readouterr().out) == said
+        assert ("more than there is: lower --max_rows" in capsys.readouterr().out) == said
