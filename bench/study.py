@@ -177,7 +177,7 @@ def table(lines):
         series = [runs[s]["series"] for s in seeds]
         quarter = len(series[0]["dead"]) // 4
         late = [[sum(y or 0 for y in x[k][-quarter:]) / quarter for x in series] for k in ("dead", "entropy")]
-        norms = [[g for g in x["grad_norm"] if g] or [math.nan] for x in series]    # 0: no live group
+        norms = [[g for g in x["grad_norm"] if g] or [math.nan] * 2 for x in series]    # 0: all dead
         cv = [torch.tensor(g).std().item() / torch.tensor(g).mean().item() for g in norms]
         smooth = [[sum(x["reward"][i:i + 5]) / 5 for i in range(len(x["reward"]) - 4)] for x in series]
         cost = [seconds(runs[s]) / seconds(arms[first].get(s, lines[0])) for s in seeds]
