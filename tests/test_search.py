@@ -415,7 +415,7 @@ def test_other_tasks_do_not_search(tmp_path):
 
 
 @pytest.mark.parametrize("flags,said", [
-    (["--corpus", "/not/there.jsonl"], "not/there"), (["--info_tokens", "300"], "leaves no room"),
+    (["--corpus", "/not/there.jsonl"], "not/there"), (["--info_tokens", "300"], "leave no room"),
     (["--corpus", f"{FOLDER}/train.jsonl"], "must be")])
 def test_what_a_user_gets_wrong(tmp_path, capsys, flags, said):
     with pytest.raises(SystemExit) as stopped:
