@@ -75,7 +75,7 @@ def of_study(path, series="reward", width=5):
 def panel(title, what, curves, x0, y0, along):
     """SVG lines of one panel whose corner is at (x0, y0)."""
     last = max(step for _, points in curves for step, _, _ in points)
-    peak = max(value + error for _, points in curves for _, value, error in points)
+    peak = max(1e-9, *(value + error for _, points in curves for _, value, error in points))    # all may be 0
     unit = 10 ** math.floor(math.log10(peak)) / 5
     top = 1 if .2 < peak <= 1 else math.ceil(peak / unit) * unit
 
